@@ -1,0 +1,64 @@
+"""Packaging of simpro_fast and of the kernel library simpro_kernels."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+
+REQUIRED = [
+    "torch>=2.6",  # tensors, autograd, optimizers, process groups
+    "numpy>=1.26",  # index lists, the counter-based generator of the draws
+    "pydantic>=2.6",  # the strict, typed configuration schema (DeepSpeed brings it as well)
+    "pyyaml>=6.0",  # configuration files, safe loader only
+    "safetensors>=0.4",  # exported models that cannot run code
+    "scikit-learn>=1.3",  # carries the embedded data set (handwritten digits)
+    "nvidia-dali-cuda130>=2.0; platform_system == 'Linux'",  # augmentation graphs, CPU and GPU
+    "deepspeed>=0.16; platform_system == 'Linux'",  # training engine and multi-rank launcher
+]
+EXTRAS = {
+    "report": [
+        "matplotlib>=3.8",  # figures of a run
+        "tensorboard>=2.15",  # event files
+    ],
+    "export": ["onnx>=1.16"],  # exported graphs
+    "parquet": ["pyarrow>=15"],  # manifests in Parquet
+}
+EXTRAS["dev"] = EXTRAS["report"] + [
+    "pytest>=8",  # tests
+    "hypothesis>=6.100",  # property tests of kernels and draws
+    "scipy>=1.11",  # chi-square tests of the draws
+    "pillow>=10",  # the oracle of the augmentation parity tests
+    "ruff==0.15.*",  # lint and format
+    "mypy>=1.10",  # types
+    "types-PyYAML",  # types
+    "build>=1.2",  # the wheel test
+]
+
+# configs/ and launch/ live at the top of the tree; inside a wheel they are data of simpro_fast.
+PACKAGES = [
+    *find_packages(include=["simpro_fast", "simpro_fast.*"]),
+    "simpro_kernels",
+    *[f"simpro_kernels.{name}" for name in find_packages("kernels")],
+    "simpro_fast.configs",
+]
+
+setup(
+    name="simpro_fast",
+    version="0.1.0",
+    description="High-throughput realistic long-tailed semi-supervised learning (SimPro)",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=PACKAGES,
+    package_dir={"simpro_kernels": "kernels", "simpro_fast.configs": "configs"},
+    package_data={
+        "simpro_fast.configs": ["*.yaml", "*/*.yaml"],
+        "simpro_fast": ["py.typed"],
+        "simpro_kernels": ["py.typed", "*/README.md"],
+    },
+    install_requires=REQUIRED,
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["simpro-train = simpro_fast.cli:main"]},
+)

@@ -1,0 +1,244 @@
+"""The configuration: one frozen, strict pydantic model per section.
+
+Every key has one owner and one meaning; what can be derived (per-rank batches, the DeepSpeed
+dict, views per recipe) is derived here and never written twice.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Distribution = Literal["consistent", "uniform", "reversed", "middle", "head_tail", "random"]
+# Views per labeled and per unlabeled image: the released code against Algorithm 1 of the paper.
+RECIPE_VIEWS = {"released": {"labeled": 2, "strong": 2}, "paper": {"labeled": 1, "strong": 1}}
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, values are not coerced across types."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class MethodConfig(Section):
+    """The training method (design: SimPro, ICML 2024, Algorithm 1; FixMatch as its baseline)."""
+
+    name: Literal["simpro", "fixmatch"] = "simpro"
+    recipe: Literal["released", "paper"] = "released"
+    """`released` follows the published code, `paper` Algorithm 1 to the letter."""
+    tau: float = Field(2.0, ge=0)
+    """Strength of both logit adjustments."""
+    threshold: float = Field(0.95, ge=0)
+    """A weak view whose largest probability is below it is masked; above 1 masks everything."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Moving average of pi_u and phi, applied once per period."""
+    alpha: Literal["auto"] | float = "auto"
+    """Weight of the labeled loss; `auto` derives it from the set sizes by the recipe."""
+    alpha_max: float | None = Field(None, gt=0)
+    """Upper bound of `alpha`; short runs on small unlabeled sets need 1."""
+    hard: bool | None = None
+    """One-hot pseudo-labels; default: false for SimPro, true for FixMatch."""
+    adjust_pseudo_labels: bool = True
+    """Ablation: false removes tau * log pi_u from the pseudo-labels (no E step)."""
+    adjust_loss: bool = True
+    """Ablation: false removes tau * log phi from both losses (no M step)."""
+    impl: Literal["auto", "triton", "eager"] = "auto"
+    """Kernel implementation."""
+
+    @model_validator(mode="after")
+    def _check(self) -> MethodConfig:
+        if not isinstance(self.alpha, str) and self.alpha <= 0:
+            raise ValueError(f"alpha must be positive or 'auto', got {self.alpha}")
+        return self
+
+
+class DataConfig(Section):
+    """Data set, split, batches and views."""
+
+    name: str = "digits"
+    """One of the known data sets."""
+    root: Path | None = None
+    """Folder of the data set's files; None: the set's well-known places."""
+    image_size: int | None = Field(None, gt=0)
+    """Side in pixels; None: the set's own."""
+    labeled_max: int = Field(500, gt=0)
+    """Labeled images of the most frequent class (N1)."""
+    unlabeled_max: int = Field(4000, gt=0)
+    """Unlabeled images of the most frequent class (M1)."""
+    gamma_labeled: float = Field(100.0, ge=1)
+    """Imbalance ratio of the labeled set, largest over smallest class."""
+    gamma_unlabeled: float | None = Field(None, ge=1)
+    """Imbalance ratio of the unlabeled set; None: the same as `gamma_labeled`."""
+    unlabeled_distribution: Distribution = "consistent"
+    test_per_class: int | None = Field(None, gt=0)
+    """Test images per class held out of a set that has no test part (digits)."""
+    split_file: Path | None = None
+    """A `split.npz` with the index lists `labeled`, `unlabeled`, `test` to use as they are."""
+    overlap: bool = False
+    """Put the labeled images into the unlabeled set as well (as ACR, DASO and CoSSL do)."""
+    allow_empty_classes: bool = False
+    """Accept classes without a labeled image; their prior is floored."""
+    batch_size: int = Field(64, gt=0)
+    """Labeled images per step over all ranks (B)."""
+    mu: int = Field(8, gt=0)
+    """Unlabeled images per labeled one; the unlabeled batch is mu * batch_size."""
+    labeled_views: Literal[1, 2] | None = None
+    """1: weak; 2: weak and strong; None: by the recipe."""
+    strong_views: int | None = Field(None, gt=0)
+    """Strong views per unlabeled image (V); None: by the recipe."""
+    sampling: Literal["shuffle", "class_balanced"] = "shuffle"
+    """Labeled stream: a new permutation per pass, or class first and then image."""
+    sampling_power: float = Field(1.0, ge=0, le=1)
+    """class_balanced: class weight is frequency ** (1 - power); 1 balanced, 0 as in the data."""
+    cutout: Literal["auto"] | int = "auto"
+    """Cutout side in pixels, 0 for none; `auto`: half the image side (16 px at 32)."""
+    flip: bool | None = None
+    """Random horizontal flip; None: whether it keeps the labels of this set."""
+    shift: int | None = Field(None, ge=0)
+    """Largest shift of the random crop in pixels; None: an eighth of the side."""
+    prefetch: int = Field(2, gt=0)
+    """Batches that the pipeline prepares ahead."""
+
+    @model_validator(mode="after")
+    def _check(self) -> DataConfig:
+        if not isinstance(self.cutout, str) and self.cutout < 0:
+            raise ValueError(f"cutout must be 'auto' or >= 0 pixels, got {self.cutout}")
+        return self
+
+
+class ModelConfig(Section):
+    """The network."""
+
+    name: str = "wrn_28_2"
+    activation: Literal["leaky_relu", "relu", "silu"] = "leaky_relu"
+    bn_momentum: float | None = Field(None, gt=0, le=1)
+    """Batch-norm momentum in PyTorch's convention (weight of the new batch); None: the net's own."""
+    skip_quirk: bool = True
+    """Wide ResNet: keep the published nets' unused pre-activation where a stage changes width."""
+
+
+class OptimConfig(Section):
+    """Optimizer and learning rate; the rate is a pure function of the step."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: float = Field(0.03, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """SGD momentum; beta1 of AdamW."""
+    nesterov: bool = True
+    weight_decay: float = Field(5e-4, ge=0)
+    """Not applied to biases and normalisation layers."""
+    schedule: Literal["cosine_7_16", "cosine", "constant"] = "cosine_7_16"
+    """cosine_7_16: lr * cos(7 pi i / 16 T), which ends at 0.195 lr."""
+    warmup_steps: int = Field(0, ge=0)
+    grad_clip: float | None = Field(None, gt=0)
+    """Largest global gradient norm."""
+
+
+class TrainConfig(Section):
+    """Length, averaging, precision."""
+
+    steps: int = Field(43_000, gt=0)
+    period: int = Field(500, gt=0)
+    """Steps between two updates of pi_u and phi (the papers' "epoch"; not a pass over the data)."""
+    ema_decay: float = Field(0.999, ge=0, lt=1)
+    ema_warmup: bool = False
+    """Decay min(ema_decay, (1 + step) / (10 + step)); short runs need it."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Autocast of the forward pass; weights, buffers, EMA, priors and loss stay float32."""
+    compile: Literal["none", "default"] = "none"
+    """torch.compile of the model."""
+    threads: int | None = Field(None, gt=0)
+    """CPU threads of torch per rank; None: the cores divided by the local ranks."""
+    data_threads: int | None = Field(None, gt=0)
+    """CPU threads of the data pipeline per rank; None: as `threads`."""
+    profile: bool = False
+    """Write a torch profiler trace of a few steps into the run directory."""
+
+
+class EvaluateConfig(Section):
+    every: int = Field(1, gt=0)
+    """In periods; the last step is always evaluated."""
+    batch_size: int = Field(512, gt=0)
+
+
+class DistributedConfig(Section):
+    engine: Literal["deepspeed", "plain"] = "deepspeed"
+    zero_stage: Literal[0, 1, 2] = 0
+    sync_bn: bool | Literal["average_buffers"] = True
+    """With several ranks: statistics over all ranks, or of each rank with averaged buffers."""
+    micro_batch: int | None = Field(None, gt=0)
+    """Labeled images per rank and forward; None: no gradient accumulation."""
+    expect_world_size: int | None = Field(None, gt=0)
+    """Refuse to start with another number of ranks."""
+
+
+class CheckpointConfig(Section):
+    every: int = Field(1000, gt=0)
+    """In steps; the last step is always saved."""
+    keep: int = Field(2, gt=1)
+    """Newest checkpoints kept; at least 2, since the newest may be damaged."""
+    resume: str = "auto"
+    """`auto`, `none`, or the path of a checkpoint file or folder."""
+
+
+class LogConfig(Section):
+    progress: Literal["auto", "on", "off"] = "auto"
+    """A live line on a terminal; `auto`: where the output is one."""
+    tensorboard: bool = True
+    figures: bool = True
+
+
+class Config(Section):
+    """A whole experiment."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$")
+    seed: int = Field(1, ge=0, lt=2**63)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    output_dir: Path = Path("runs")
+    method: MethodConfig = MethodConfig()
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    distributed: DistributedConfig = DistributedConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        if self.distributed.zero_stage and self.distributed.engine == "plain":
+            raise ValueError(
+                "distributed.zero_stage needs distributed.engine=deepspeed; "
+                "use zero_stage=0 with the plain engine"
+            )
+        if self.train.period > self.train.steps:
+            raise ValueError(
+                f"train.period={self.train.period} is longer than train.steps={self.train.steps}, "
+                "so pi_u and phi would never be updated; shorten the period"
+            )
+        micro = self.distributed.micro_batch
+        if micro is not None and self.data.batch_size % micro:
+            raise ValueError(
+                f"distributed.micro_batch={micro} does not divide "
+                f"data.batch_size={self.data.batch_size}"
+            )
+        return self
+
+    @property
+    def labeled_views(self) -> int:
+        """Views per labeled image (L)."""
+        return self.data.labeled_views or RECIPE_VIEWS[self.method.recipe]["labeled"]
+
+    @property
+    def strong_views(self) -> int:
+        """Strong views per unlabeled image (V)."""
+        return self.data.strong_views or RECIPE_VIEWS[self.method.recipe]["strong"]
+
+    @property
+    def run_dir(self) -> Path:
+        return self.output_dir / self.name / f"seed{self.seed}"
