@@ -29,7 +29,7 @@ EXTRAS["dev"] = EXTRAS["report"] + [
     "hypothesis>=6.100",  # property tests of kernels and draws
     "scipy>=1.11",  # chi-square tests of the draws
     "pillow>=10",  # the oracle of the augmentation parity tests
-    "ruff==0.15.*",  # lint and format
+    "ruff==0.17.*",  # lint and format
     "mypy>=1.10",  # types
     "types-PyYAML",  # types
     "build>=1.2",  # the wheel test

@@ -1,1 +1,23 @@
+"""Typed, strict configuration."""
 
+from simpro_fast.config.load import dump_config, find_config, flatten, load_config, parse_config
+from simpro_fast.config.schema import (
+    Config,
+    DataConfig,
+    MethodConfig,
+    ModelConfig,
+    OptimConfig,
+)
+
+__all__ = [
+    "Config",
+    "DataConfig",
+    "MethodConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "dump_config",
+    "find_config",
+    "flatten",
+    "load_config",
+    "parse_config",
+]

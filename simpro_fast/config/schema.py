@@ -7,10 +7,12 @@ dict, views per recipe) is derived here and never written twice.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
+# YAML has no paths: strings are accepted where a path is meant.
+FilePath = Annotated[Path, Strict(False)]
 Distribution = Literal["consistent", "uniform", "reversed", "middle", "head_tail", "random"]
 # Views per labeled and per unlabeled image: the released code against Algorithm 1 of the paper.
 RECIPE_VIEWS = {"released": {"labeled": 2, "strong": 2}, "paper": {"labeled": 1, "strong": 1}}
@@ -61,7 +63,7 @@ class DataConfig(Section):
 
     name: str = "digits"
     """One of the known data sets."""
-    root: Path | None = None
+    root: FilePath | None = None
     """Folder of the data set's files; None: the set's well-known places."""
     image_size: int | None = Field(None, gt=0)
     """Side in pixels; None: the set's own."""
@@ -76,7 +78,7 @@ class DataConfig(Section):
     unlabeled_distribution: Distribution = "consistent"
     test_per_class: int | None = Field(None, gt=0)
     """Test images per class held out of a set that has no test part (digits)."""
-    split_file: Path | None = None
+    split_file: FilePath | None = None
     """A `split.npz` with the index lists `labeled`, `unlabeled`, `test` to use as they are."""
     overlap: bool = False
     """Put the labeled images into the unlabeled set as well (as ACR, DASO and CoSSL do)."""
@@ -116,7 +118,7 @@ class ModelConfig(Section):
     name: str = "wrn_28_2"
     activation: Literal["leaky_relu", "relu", "silu"] = "leaky_relu"
     bn_momentum: float | None = Field(None, gt=0, le=1)
-    """Batch-norm momentum in PyTorch's convention (weight of the new batch); None: the net's own."""
+    """Batch-norm momentum, the weight of the new batch as in PyTorch; None: the net's own."""
     skip_quirk: bool = True
     """Wide ResNet: keep the published nets' unused pre-activation where a stage changes width."""
 
@@ -147,7 +149,7 @@ class TrainConfig(Section):
     ema_decay: float = Field(0.999, ge=0, lt=1)
     ema_warmup: bool = False
     """Decay min(ema_decay, (1 + step) / (10 + step)); short runs need it."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16"] = "fp32"
     """Autocast of the forward pass; weights, buffers, EMA, priors and loss stay float32."""
     compile: Literal["none", "default"] = "none"
     """torch.compile of the model."""
@@ -160,23 +162,27 @@ class TrainConfig(Section):
 
 
 class EvaluateConfig(Section):
+    """Test of the EMA weights."""
+
     every: int = Field(1, gt=0)
     """In periods; the last step is always evaluated."""
     batch_size: int = Field(512, gt=0)
 
 
 class DistributedConfig(Section):
+    """Ranks and the engine behind the step."""
+
     engine: Literal["deepspeed", "plain"] = "deepspeed"
     zero_stage: Literal[0, 1, 2] = 0
     sync_bn: bool | Literal["average_buffers"] = True
     """With several ranks: statistics over all ranks, or of each rank with averaged buffers."""
-    micro_batch: int | None = Field(None, gt=0)
-    """Labeled images per rank and forward; None: no gradient accumulation."""
     expect_world_size: int | None = Field(None, gt=0)
     """Refuse to start with another number of ranks."""
 
 
 class CheckpointConfig(Section):
+    """What is saved, and where a run goes on."""
+
     every: int = Field(1000, gt=0)
     """In steps; the last step is always saved."""
     keep: int = Field(2, gt=1)
@@ -186,6 +192,8 @@ class CheckpointConfig(Section):
 
 
 class LogConfig(Section):
+    """What is shown and written besides metrics.jsonl."""
+
     progress: Literal["auto", "on", "off"] = "auto"
     """A live line on a terminal; `auto`: where the output is one."""
     tensorboard: bool = True
@@ -198,7 +206,7 @@ class Config(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$")
     seed: int = Field(1, ge=0, lt=2**63)
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    output_dir: Path = Path("runs")
+    output_dir: FilePath = Path("runs")
     method: MethodConfig = MethodConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
@@ -220,12 +228,6 @@ class Config(Section):
             raise ValueError(
                 f"train.period={self.train.period} is longer than train.steps={self.train.steps}, "
                 "so pi_u and phi would never be updated; shorten the period"
-            )
-        micro = self.distributed.micro_batch
-        if micro is not None and self.data.batch_size % micro:
-            raise ValueError(
-                f"distributed.micro_batch={micro} does not divide "
-                f"data.batch_size={self.data.batch_size}"
             )
         return self
 

@@ -1,0 +1,240 @@
+"""From YAML files and `key.sub=value` overrides to a `Config`, with errors a person can act on."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from simpro_fast.config.schema import Config
+from simpro_fast.errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML with YAML 1.2 scalars: `1e-3` is a number, `on` and `off` are strings."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node)
+            if key in seen:
+                raise ConfigError(f"{key_node.start_mark}: key '{key}' is given twice; keep one")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+# From an empty table, since PyYAML reads `on` as true and `1e-3` as text (YAML 1.1).
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("int", r"^[-+]?[0-9][0-9_]*$", "-+0123456789"),
+    (
+        "float",
+        r"^(?:[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        "-+0123456789.",
+    ),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
+
+
+def load_config(source: str | Path, overrides: list[str] | None = None) -> Config:
+    """Read a configuration.
+
+    Args:
+        source: a YAML file, or the name of a shipped one such as `digits_lt/reversed`.
+        overrides: `key.sub=value` items; the value is read as YAML.
+
+    Raises:
+        ConfigError: the file is missing or malformed, a key is unknown, or a value is wrong.
+    """
+    tree = _read_with_bases(find_config(source), ())
+    for item in overrides or []:
+        _apply_override(tree, item)
+    return parse_config(tree)
+
+
+def parse_config(tree: dict[str, Any]) -> Config:
+    """Validate a plain dictionary; every problem of it is named in one `ConfigError`."""
+    try:
+        return Config(**tree)
+    except ValidationError as error:
+        lines = [_describe(problem, tree) for problem in error.errors()]
+        raise ConfigError("; ".join(dict.fromkeys(lines))) from None
+
+
+def dump_config(config: Config) -> str:
+    """The whole configuration as YAML, defaults included; `load_config` reads it back."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Dotted key to plain value, for comparisons."""
+    return dict(_flat_items(config.model_dump(mode="json"), ""))
+
+
+def find_config(source: str | Path) -> Path:
+    """Path of a configuration file, on disk or among the shipped ones."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    shipped = Path(str(resources.files("simpro_fast.configs")))
+    name = str(source).removesuffix(".yaml").removeprefix("configs/")
+    candidate = shipped / f"{name}.yaml"
+    if candidate.is_file():
+        return candidate
+    names = sorted(
+        str(p.relative_to(shipped).with_suffix(""))
+        for p in shipped.glob("*/*.yaml")
+        if not p.parent.name.startswith("_")
+    )
+    raise ConfigError(f"no configuration file {source}{_nearest(name, names)}")
+
+
+def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
+    path = path.resolve()
+    if path in children:
+        raise ConfigError(f"{path}: `base` leads back to this file; remove the circle")
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except OSError as error:
+        raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    tree = {} if tree is None else tree
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} must hold `key: value` sections, got a {type(tree).__name__}")
+    base = tree.pop("base", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: `base` must be one file name, got {base!r}")
+    base_path = path.parent / base
+    if not base_path.is_file():
+        raise ConfigError(f"{path}: base file {base_path} does not exist")
+    return _merge(_read_with_bases(base_path, (*children, path)), tree)
+
+
+def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in top.items():
+        below = merged.get(key)
+        both = isinstance(below, dict) and isinstance(value, dict)
+        merged[key] = _merge(below, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _apply_override(tree: dict[str, Any], item: str) -> None:
+    key, equals, text = item.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override '{item}' must look like key.sub=value")
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        raise ConfigError(f"override '{item}': cannot read the value {text!r} as YAML") from None
+    *sections, last = key.split(".")
+    node = tree
+    for section in sections:
+        node = node.setdefault(section, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"override '{item}': {section} is a value, not a section")
+    node[last] = value
+
+
+def _describe(problem: Any, tree: dict[str, Any]) -> str:
+    """One problem found by pydantic, as key, value and cure."""
+    kind, message = problem["type"], problem["msg"]
+    path = [str(part) for part in problem["loc"]]
+    # pydantic appends the branch of a union to the location; keep what exists in the input
+    keys = _existing_keys(path, tree)
+    dotted = ".".join(keys)
+    if kind == "extra_forbidden":
+        return f"unknown key '{dotted}'{_nearest_key(keys)}"
+    if kind == "missing":
+        return f"key '{'.'.join(path)}' is missing; set it"
+    if kind == "value_error":
+        message = str(problem["ctx"]["error"])
+        return f"{dotted}: {message}" if dotted else message
+    value = problem["input"]
+    annotation = _annotation(keys)
+    choices = _literals(annotation)
+    if choices and isinstance(value, str):
+        allowed = [*choices, *_plain_types(annotation)]
+        return f"{dotted}={value!r} is not one of {', '.join(allowed)}{_nearest(value, choices)}"
+    expected = message[0].lower() + message[1:]
+    extra = f" (or one of {', '.join(choices)})" if choices else ""
+    return f"{dotted}={value!r}: {expected}{extra}"
+
+
+def _existing_keys(path: list[str], tree: Any) -> list[str]:
+    keys: list[str] = []
+    for part in path:
+        if not isinstance(tree, dict) or part not in tree:
+            break
+        keys.append(part)
+        tree = tree[part]
+    return keys
+
+
+def _annotation(keys: list[str]) -> Any:
+    model: Any = Config
+    for key in keys:
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            return None
+        if key not in model.model_fields:
+            return None
+        model = model.model_fields[key].annotation
+    return model
+
+
+def _literals(annotation: Any) -> list[str]:
+    found: list[str] = []
+    for arg in get_args(annotation):
+        found += [arg] if isinstance(arg, str) else _literals(arg)
+    return found
+
+
+def _plain_types(annotation: Any) -> list[str]:
+    words = {int: "an integer", float: "a number", bool: "true or false"}
+    return [words[arg] for arg in get_args(annotation) if arg in words]
+
+
+def _flat_items(tree: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    items: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        items += _flat_items(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
+    return items
+
+
+def _nearest_key(keys: list[str]) -> str:
+    section = _annotation(keys[:-1]) if len(keys) > 1 else Config
+    siblings = list(section.model_fields) if hasattr(section, "model_fields") else []
+    close = difflib.get_close_matches(keys[-1], siblings, n=1)
+    if close:
+        return f"; did you mean '{'.'.join([*keys[:-1], close[0]])}'?"
+    everywhere = dict(_flat_items(_all_keys(Config), ""))
+    elsewhere = [name for name in everywhere if name.rpartition(".")[2] == keys[-1]]
+    if elsewhere:
+        return f"; did you mean '{elsewhere[0]}'?"
+    return _nearest(".".join(keys), list(everywhere))
+
+
+def _all_keys(model: type[BaseModel]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        nested = isinstance(inner, type) and issubclass(inner, BaseModel)
+        tree[name] = _all_keys(inner) if nested else None  # type: ignore[arg-type]
+    return tree
+
+
+def _nearest(value: str, choices: list[str]) -> str:
+    close = difflib.get_close_matches(value, choices, n=1, cutoff=0.4)
+    return f"; did you mean '{close[0]}'?" if close else ""
