@@ -1,0 +1,78 @@
+"""Networks by name."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from simpro_fast.config.schema import ModelConfig
+from simpro_fast.errors import ConfigError
+from simpro_fast.models.layers import ACTIVATIONS
+from simpro_fast.models.small_cnn import SmallCNN
+from simpro_fast.models.wideresnet import WideResNet
+
+MIN_IMAGE_SIZE = 8
+
+
+def list_models() -> tuple[str, ...]:
+    """Names for `model.name`; any `wrn_<depth>_<width>` with depth = 6 n + 4 works as well."""
+    return ("small_cnn", "wrn_28_2", "wrn_28_8")
+
+
+def build_model(
+    model: ModelConfig, num_classes: int, image_size: int, *, seed: int = 1
+) -> nn.Module:
+    """The network `model.name` on the CPU, in training mode, freshly initialised.
+
+    Args:
+        model: name, activation, batch-norm momentum (None: 0.001 in Wide ResNets as published,
+            0.1 in small_cnn) and the Wide ResNet quirk.
+        num_classes: K.
+        image_size: side in pixels; the networks take any from 8 up.
+        seed: decides the initial weights alone; torch's global generators are left as they were.
+
+    Returns:
+        Module from float [N, 3, H, W] to logits [N, K].
+
+    Raises:
+        ConfigError: unknown name, impossible depth, or images below 8 px.
+    """
+    if image_size < MIN_IMAGE_SIZE:
+        raise ConfigError(
+            f"model.name={model.name} needs images of at least {MIN_IMAGE_SIZE} px, "
+            f"got data.image_size={image_size}"
+        )
+    # Only the CPU generator is used here, so that no CUDA context is touched.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        network = _construct(model, num_classes)
+    if model.bn_momentum is not None:
+        for module in network.modules():
+            if isinstance(module, _BatchNorm):
+                module.momentum = model.bn_momentum
+    return network
+
+
+def _construct(model: ModelConfig, num_classes: int) -> nn.Module:
+    activation = ACTIVATIONS[model.activation]
+    if model.name == "small_cnn":
+        return SmallCNN(num_classes, activation)
+    wide = re.fullmatch(r"wrn_(\d+)_(\d+)", model.name)
+    if wide is None:
+        nearest = difflib.get_close_matches(model.name, list_models(), n=1, cutoff=0.0)[0]
+        raise ConfigError(
+            f"model.name={model.name!r} is unknown; did you mean {nearest!r}? "
+            f"Valid: {', '.join(list_models())}, or any wrn_<depth>_<width>"
+        )
+    depth, width = int(wide[1]), int(wide[2])
+    if depth < 10 or (depth - 4) % 6 or width < 1:
+        below = max(10, depth - (depth - 4) % 6)
+        raise ConfigError(
+            f"model.name={model.name}: the depth must be 6 n + 4 (10, 16, 22, 28, ...) and the "
+            f"width at least 1; the nearest is wrn_{below}_{max(1, width)}"
+        )
+    return WideResNet(depth, width, num_classes, activation, model.skip_quirk)
