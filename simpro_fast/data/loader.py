@@ -40,7 +40,7 @@ class Batch:
 
 
 class Loader(Protocol):
-    """An endless source of batches; a batch is a pure function of the configuration and the step."""
+    """An endless source of batches, each a pure function of the configuration and the step."""
 
     def next(self, step: int) -> Batch:
         """The batch of `step`. Steps are asked for in order, from `start_step` on; anything else,
