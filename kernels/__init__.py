@@ -1,0 +1,21 @@
+"""Fused losses of pseudo-label training, in PyTorch and Triton.
+
+Needs torch; Triton is needed for ``impl="triton"`` only. Every operation is one folder with the
+same files: ``op.py`` (public function, argument checks), ``reference.py`` (the eager twin),
+``triton_kernels.py`` (the kernels and their launchers), ``README.md`` (the mathematics).
+"""
+
+from simpro_kernels.adjusted_cross_entropy.op import AdjustedCrossEntropy, adjusted_cross_entropy
+from simpro_kernels.pseudo_label_cross_entropy.op import (
+    PseudoLabelCrossEntropy,
+    PseudoLabelLoss,
+    pseudo_label_cross_entropy,
+)
+
+__all__ = [
+    "AdjustedCrossEntropy",
+    "PseudoLabelCrossEntropy",
+    "PseudoLabelLoss",
+    "adjusted_cross_entropy",
+    "pseudo_label_cross_entropy",
+]

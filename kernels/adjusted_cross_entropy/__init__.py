@@ -1,0 +1,1 @@
+"""Cross-entropy with logit adjustment for labeled views."""

@@ -1,0 +1,1 @@
+"""Masked cross-entropy against pseudo-labels made from a weak view, with logit adjustment."""
