@@ -1,0 +1,47 @@
+# make demo: set up, train on the embedded data set, show the result.
+# make test: set up, then lint, types and all tests but `slow` and `gpu`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# Equal numbers of threads in every test run; tests that need another number set it themselves.
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: demo test test-all lint types bench kernel-report setup clean
+
+setup: $(READY)
+
+# The stamp is the last thing written, so an interrupted set-up is simply done again.
+$(READY): setup.py pyproject.toml
+	@echo "== set-up: $(VENV) with simpro_fast and its development tools (some minutes the first time)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "simpro_fast needs Python 3.10 or newer")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel
+	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh launch/demo.sh
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+test: lint types
+	$(PYTEST) -m "not slow and not gpu"
+
+test-all: lint types
+	$(PYTEST) -m "not gpu"
+
+bench: $(READY)
+	$(BIN)/python bench/bench_pseudo_label_cross_entropy.py
+	$(BIN)/python bench/bench_adjusted_cross_entropy.py
+
+kernel-report: $(READY)
+	$(BIN)/python bench/kernel_report.py
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,110 @@
+"""The command line of `launch/train.py`."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import logging
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from simpro_fast.config import Config, dump_config, load_config
+from simpro_fast.errors import ConfigError, UserError
+
+DONE, FAILED, INTERRUPTED = 0, 1, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors as one line with the nearest valid flag, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="train.py",
+        description="Train SimPro or a baseline. Run it under deepspeed, torchrun or python.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", required=True, help="YAML file or the name of a shipped one: digits_lt/reversed"
+    )
+    parser.add_argument("--print-config", action="store_true", help="print the configuration, stop")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="split, one batch, one step; nothing is written"
+    )
+    # The deepspeed launcher passes its own argument in front of ours; the environment has it too.
+    parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
+    return parser
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse; an unknown flag is a `ConfigError` that names the nearest one."""
+    parser = build_parser()
+    flags = [f for a in parser._actions for f in a.option_strings]
+    known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        flag = unknown[0].partition("=")[0]
+        close = difflib.get_close_matches(flag, flags, n=1)
+        hint = f"; did you mean {close[0]}?" if close else "; see --help"
+        raise ConfigError(f"unknown argument {unknown[0]}{hint}")
+    return known
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the training command; returns the exit code (0 done, 1 failure, 2 usage)."""
+    from simpro_fast.training.ranks import rank_from_environment, world_size_from_environment
+
+    try:
+        options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        config = load_config(options.config, options.overrides)
+        if options.print_config:
+            if rank_from_environment() == 0:
+                print(dump_config(config), end="")
+            return DONE
+        return _train(config, options.dry_run)
+    except UserError as error:
+        # Every rank reads the same command line, so one of them speaks for all.
+        if not isinstance(error, ConfigError) or rank_from_environment() == 0:
+            many = world_size_from_environment() > 1
+            where = f" [rank {rank_from_environment()}]" if many else ""
+            print(f"error{where}: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; start again to resume from the last checkpoint", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _train(config: Config, dry_run: bool) -> int:
+    from simpro_fast.training.finish import check_report_packages
+    from simpro_fast.training.ranks import check_launch, start_ranks, stop_ranks
+    from simpro_fast.training.start import announce, announce_dry_run, is_finished
+    from simpro_fast.training.trainer import Trainer
+
+    check_launch(config)
+    check_report_packages(config)
+    ranks = start_ranks(config)
+    logging.basicConfig(
+        level=logging.INFO if ranks.is_main else logging.WARNING,
+        format="%(message)s",
+        stream=sys.stdout,
+    )
+    try:
+        if not dry_run and is_finished(config, ranks):
+            return DONE
+        trainer = Trainer(config, ranks, write=not dry_run)
+        try:
+            announce(trainer)
+            if dry_run:
+                trainer.train_step()
+                announce_dry_run(trainer)
+            else:
+                trainer.fit()
+        finally:
+            trainer.close()
+    finally:
+        stop_ranks()
+    return DONE

@@ -1,0 +1,163 @@
+"""The DeepSpeed engine: ZeRO stages 0 to 2 on CPU (gloo) or CUDA (NCCL).
+
+Imported only when it is used, so that everything but training works without DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from simpro_fast.config import Config
+from simpro_fast.errors import UserError
+from simpro_fast.training.engine import (
+    EngineState,
+    PrecisionForward,
+    load_model,
+    load_optimizer_slots,
+)
+from simpro_fast.training.optim import build_optimizer
+from simpro_fast.training.ranks import Ranks
+
+# DeepSpeed's default puts a whole small model into one bucket, so nothing can overlap.
+BUCKET_ELEMENTS = 8_000_000
+
+
+def import_deepspeed(device: torch.device) -> Any:
+    """DeepSpeed, prepared for `device`, quiet, and without any compilation at start.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        import deepspeed
+        import deepspeed.ops
+        from deepspeed.utils import logger
+    except ImportError as error:
+        raise UserError(
+            f"DeepSpeed cannot be imported ({error}); run `pip install deepspeed`, "
+            "or train with distributed.engine=plain"
+        ) from None
+    logger.setLevel(logging.ERROR)
+    # Its shared-memory collective is built with a C++ compiler at first use and serves inference.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def deepspeed_config(config: Config, ranks: Ranks) -> dict[str, Any]:
+    """The DeepSpeed dictionary, built from the one configuration."""
+    return {
+        "train_micro_batch_size_per_gpu": config.data.batch_size // ranks.world_size,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": config.optim.grad_clip or 0.0,
+        "zero_optimization": {
+            "stage": config.distributed.zero_stage,
+            "reduce_bucket_size": BUCKET_ELEMENTS,
+            "allgather_bucket_size": BUCKET_ELEMENTS,
+            "overlap_comm": ranks.device.type == "cuda",
+        },
+        # The optimizer is torch's own on purpose: nothing to compile.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 2**31,
+        "wall_clock_breakdown": False,
+    }
+
+
+class DeepSpeedEngine:
+    """Wraps `deepspeed.initialize`; the state it saves does not depend on ranks or ZeRO stage."""
+
+    def __init__(self, config: Config, model: nn.Module, ranks: Ranks) -> None:
+        deepspeed = import_deepspeed(ranks.device)
+        backend = "nccl" if ranks.device.type == "cuda" else "gloo"
+        deepspeed.init_distributed(dist_backend=backend, verbose=False)
+        self._zero_stage = config.distributed.zero_stage
+        self.module = model.to(ranks.device)
+        self._torch_optimizer = build_optimizer(config.optim, self.module)
+        self._engine, self._optimizer, _, _ = deepspeed.initialize(
+            model=PrecisionForward(config, self.module, ranks.device),
+            optimizer=self._torch_optimizer,
+            config=deepspeed_config(config, ranks),
+        )
+        if self._zero_stage == 0:
+            # This layout breaks DeepSpeed's flattening if set earlier; ZeRO keeps weights flat.
+            self.module.to(memory_format=torch.channels_last)
+
+    def forward(self, views: Tensor) -> Tensor:
+        logits: Tensor = self._engine(views)
+        return logits
+
+    def backward(self, loss: Tensor) -> None:
+        self._engine.backward(loss)
+
+    def step(self, lr: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._engine.step()
+
+    def save(self) -> EngineState:
+        model = self.module.state_dict()
+        if self._zero_stage == 0:
+            slots = {
+                name: dict(self._torch_optimizer.state[parameter])
+                for name, parameter in self.module.named_parameters()
+                if parameter in self._torch_optimizer.state
+            }
+        else:
+            slots = self._gather_slots()
+        return {"model": model, "optimizer": slots}
+
+    def load(self, state: EngineState) -> None:
+        if self._zero_stage == 0:
+            load_model(self.module, state["model"])
+            load_optimizer_slots(self._torch_optimizer, self.module, state["optimizer"])
+            return
+        self._create_slots()
+        load_model(self.module, state["model"])
+        self._optimizer.refresh_fp32_params()
+        self._scatter_slots(state["optimizer"])
+
+    def _slot_names(self) -> tuple[list[str], bool]:
+        """Names of the per-weight slots of the sharded optimizer, and whether it counts steps."""
+        first = next(iter(self._torch_optimizer.state.values()), {})
+        names = [k for k, v in first.items() if isinstance(v, Tensor) and v.dim() > 0]
+        return names, "step" in first
+
+    def _gather_slots(self) -> dict[str, dict[str, Any]]:
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        names, counts_steps = self._slot_names()
+        slots: dict[str, dict[str, Any]] = {}
+        for name, parameter in self.module.named_parameters():
+            found = {slot: safe_get_full_optimizer_state(parameter, slot) for slot in names}
+            slots[name] = {k: v.view(parameter.shape) for k, v in found.items() if v is not None}
+            if counts_steps:
+                first = next(iter(self._torch_optimizer.state.values()))
+                slots[name]["step"] = first["step"]
+        return slots if names else {}
+
+    def _create_slots(self) -> None:
+        """Let ZeRO allocate its sharded slots by one step that changes no weight."""
+        zero = sum((p * 0.0).sum() for p in self.module.parameters())
+        self._engine.backward(zero)
+        self.step(0.0)
+
+    def _scatter_slots(self, slots: dict[str, dict[str, Any]]) -> None:
+        from deepspeed.utils import safe_set_full_optimizer_state
+
+        names, counts_steps = self._slot_names()
+        for name, parameter in self.module.named_parameters():
+            saved = slots.get(name, {})
+            for slot in names:
+                value = saved.get(slot, torch.zeros_like(parameter))
+                safe_set_full_optimizer_state(parameter, value.to(parameter.device), slot)
+        if counts_steps and slots:
+            step = next(iter(slots.values()))["step"]
+            for state in self._torch_optimizer.state.values():
+                state["step"] = torch.as_tensor(step).clone()

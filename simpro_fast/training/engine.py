@@ -1,0 +1,183 @@
+"""What the training step needs of an engine, and the plain PyTorch one.
+
+An engine owns forward, backward, the optimizer step and the world-size-free state of model and
+optimizer. DeepSpeed's is in `deepspeed_engine.py`; this module's runs without DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from simpro_fast.config import Config
+from simpro_fast.errors import UserError
+from simpro_fast.training.optim import build_optimizer
+from simpro_fast.training.ranks import Ranks
+
+EngineState = dict[str, Any]
+
+
+class Engine(Protocol):
+    """Forward, backward and optimizer step of one model over all ranks."""
+
+    module: nn.Module
+    """The student itself, not wrapped."""
+
+    def forward(self, views: Tensor) -> Tensor:
+        """Views [R, C, H, W] to logits [R, K]."""
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of a scalar loss, averaged over ranks (at the latest in `step`)."""
+        ...
+
+    def step(self, lr: float) -> None:
+        """Clip, update the weights with learning rate `lr`, clear the gradients."""
+        ...
+
+    def save(self) -> EngineState:
+        """`{"model": state dict, "optimizer": {parameter name: {slot: tensor}}}`, on every rank."""
+        ...
+
+    def load(self, state: EngineState) -> None:
+        """Restore what `save` gave, whatever the number of ranks was then."""
+        ...
+
+
+def build_engine(config: Config, model: nn.Module, ranks: Ranks) -> Engine:
+    """The engine that `distributed.engine` names. Moves the model to the ranks' device.
+
+    Raises:
+        UserError: DeepSpeed is asked for and not installed.
+    """
+    if config.distributed.engine == "plain":
+        return PlainEngine(config, model, ranks)
+    from simpro_fast.training.deepspeed_engine import DeepSpeedEngine
+
+    return DeepSpeedEngine(config, model, ranks)
+
+
+class PrecisionForward(nn.Module):
+    """The model under `train.precision`: autocast inside, so that no engine can undo it.
+
+    Weights, batch-norm state and optimizer stay float32 and only the operations that autocast
+    lists run in bfloat16. Logits leave in the dtype that the last layer gave them.
+    """
+
+    def __init__(self, config: Config, model: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.net = model
+        self._device_type = device.type
+        self._bf16 = config.train.precision == "bf16"
+        if config.train.compile == "default":
+            require_compiler(device)
+            model.compile(dynamic=False)
+
+    def forward(self, views: Tensor) -> Tensor:
+        with torch.autocast(self._device_type, torch.bfloat16, enabled=self._bf16):
+            logits: Tensor = self.net(views)
+        return logits
+
+
+def require_compiler(device: torch.device) -> None:
+    """torch.compile on CPU needs a C++ compiler: say so before the first step fails.
+
+    Raises:
+        UserError: there is none.
+    """
+    if device.type == "cpu" and not any(shutil.which(c) for c in ("g++", "c++", "clang++")):
+        raise UserError(
+            "train.compile=default needs a C++ compiler on CPU and none is on PATH; "
+            "install g++ or set train.compile=none"
+        )
+
+
+class PlainEngine:
+    """PyTorch alone; with several ranks one all-reduce of all gradients after backward."""
+
+    def __init__(self, config: Config, model: nn.Module, ranks: Ranks) -> None:
+        self.module = model.to(ranks.device, memory_format=torch.channels_last)
+        self._net = PrecisionForward(config, self.module, ranks.device)
+        self.optimizer = build_optimizer(config.optim, self.module)
+        self._grad_clip = config.optim.grad_clip
+        self._world_size = ranks.world_size
+
+    def forward(self, views: Tensor) -> Tensor:
+        logits: Tensor = self._net(views)
+        return logits
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def step(self, lr: float) -> None:
+        parameters = [p for p in self.module.parameters() if p.grad is not None]
+        if self._world_size > 1:
+            average_gradients(parameters, self._world_size)
+        if self._grad_clip is not None:
+            nn.utils.clip_grad_norm_(parameters, self._grad_clip, foreach=True)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def save(self) -> EngineState:
+        slots = {
+            name: dict(self.optimizer.state[parameter])
+            for name, parameter in self.module.named_parameters()
+            if parameter in self.optimizer.state
+        }
+        return {"model": self.module.state_dict(), "optimizer": slots}
+
+    def load(self, state: EngineState) -> None:
+        load_model(self.module, state["model"])
+        load_optimizer_slots(self.optimizer, self.module, state["optimizer"])
+
+
+def average_gradients(parameters: list[nn.Parameter], world_size: int) -> None:
+    """One collective for all gradients: these models are small, and latency counts."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    flat = torch.cat([g.reshape(-1) for g in gradients])
+    dist.all_reduce(flat)
+    flat /= world_size
+    torch._foreach_copy_(
+        gradients,
+        [
+            part.view_as(g)
+            for part, g in zip(flat.split([g.numel() for g in gradients]), gradients, strict=True)
+        ],
+    )
+
+
+def load_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Strict load of a state dict; a mismatch is one line that counts and names keys."""
+    wanted = set(model.state_dict())
+    missing, extra = sorted(wanted - set(state)), sorted(set(state) - wanted)
+    if missing or extra:
+        raise UserError(
+            f"the checkpoint is of another model: {len(missing)} weights missing "
+            f"(first: {missing[:1]}), {len(extra)} unknown (first: {extra[:1]}); "
+            "use the configuration it was trained with"
+        )
+    model.load_state_dict(dict(state))
+
+
+def load_optimizer_slots(
+    optimizer: torch.optim.Optimizer, model: nn.Module, slots: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Put saved slots (momentum and the like) back, in each parameter's dtype and layout."""
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    for name, saved in slots.items():
+        parameter = parameters[name]
+        restored: dict[str, Any] = {}
+        for slot, value in saved.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                restored[slot] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            else:
+                restored[slot] = value.clone() if isinstance(value, Tensor) else value
+        optimizer.state[parameter] = restored

@@ -1,0 +1,146 @@
+"""The end of a run: summary, exported model, report; and the event files along the way."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import resource
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+
+from simpro_fast.config import Config
+from simpro_fast.errors import UserError
+from simpro_fast.evaluation import many_medium_few
+from simpro_fast.report import ViewsSheet, print_summary, write_report
+from simpro_fast.training.run_dir import git_commit, machine, write_json
+
+if TYPE_CHECKING:
+    from simpro_fast.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def check_report_packages(config: Config) -> None:
+    """Find out before training, not after it, that figures cannot be drawn.
+
+    Raises:
+        UserError: naming the key, the package and the pip line.
+    """
+    for key, wanted, package in (
+        ("log.figures", config.log.figures, "matplotlib"),
+        ("log.tensorboard", config.log.tensorboard, "tensorboard"),
+    ):
+        if wanted and importlib.util.find_spec(package) is None:
+            raise UserError(
+                f"{key}=true needs {package}: run `pip install 'simpro_fast[report]'` "
+                f"or set {key}=false"
+            )
+
+
+class Board:
+    """TensorBoard events of the scalars in a metrics row; without a folder it does nothing."""
+
+    def __init__(self, folder: Path | None, purge_step: int = 0) -> None:
+        self._writer: Any = None
+        if folder is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge_step)
+
+    def write(self, row: dict[str, Any]) -> None:
+        if self._writer is not None:
+            for key, value in row.items():
+                if isinstance(value, float):
+                    self._writer.add_scalar(key, value, row["step"])
+            self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Largest memory so far: of the GPU where there is one, else of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def finish_run(trainer: Trainer) -> dict[str, Any]:
+    """Summary of a trained run; on rank 0 also its files and the table on the terminal."""
+    summary = summarise(trainer)
+    if trainer.write and trainer.ranks.is_main:
+        export_model(trainer)
+        write_json(trainer.run.summary, summary)
+        print_summary(summary)
+        if trainer.config.log.figures:
+            for path in write_report(trainer.run.path, views=_views_sheet(trainer)):
+                logger.info("figure %s", path)
+        logger.info("summary %s", trainer.run.summary)
+    trainer.ranks.barrier()
+    return summary
+
+
+def summarise(trainer: Trainer) -> dict[str, Any]:
+    """The content of summary.json: accuracies in percent, see design of the run directory."""
+    config, split = trainer.config, trainer.split
+    evaluation = trainer.last_evaluation or trainer.evaluate()
+    top1 = trainer.history.top1 or [evaluation.top1]
+    groups = many_medium_few(evaluation.per_class, split.labeled_counts)
+    unlabeled = split.unlabeled_counts
+    return {
+        "name": config.name,
+        "seed": config.seed,
+        "method": config.method.name,
+        "steps": trainer.step,
+        "top1": evaluation.top1,
+        "top1_class_mean": evaluation.top1_class_mean,
+        "top1_mean_last20": sum(top1[-20:]) / len(top1[-20:]),
+        "top1_best": max(top1),
+        "per_class": evaluation.per_class,
+        "class_names": list(trainer.dataset.class_names),
+        **groups,
+        "kl_pi_u": trainer.kl_pi_u(),
+        "pi_u": trainer.method.normalised_pi_u().tolist(),
+        "pi_u_true": None if unlabeled is None else [c / sum(unlabeled) for c in unlabeled],
+        "labeled_counts": list(split.labeled_counts),
+        "unlabeled_counts": None if unlabeled is None else list(unlabeled),
+        "seconds": trainer.history.seconds,
+        "commit": git_commit(),
+        "machine": machine(),
+    }
+
+
+def export_model(trainer: Trainer) -> None:
+    """`model.safetensors` and `model.json`: the EMA weights and what using them needs."""
+    config, dataset = trainer.config, trainer.dataset
+    weights = {k: v.contiguous().cpu() for k, v in trainer.ema.state_dict().items()}
+    target = trainer.run.path / "model.safetensors"
+    temporary = target.with_name(".model.safetensors.tmp")
+    save_file(weights, temporary)
+    temporary.replace(target)
+    write_json(
+        trainer.run.path / "model.json",
+        {
+            "model": config.model.model_dump(mode="json"),
+            "image_size": int(dataset.images.shape[1]),
+            "mean": list(dataset.mean),
+            "std": list(dataset.std),
+            "class_names": list(dataset.class_names),
+            "tau": config.method.tau,
+            "pi_u": trainer.method.normalised_pi_u().tolist(),
+            "phi": trainer.method.phi.tolist(),
+            "step": trainer.step,
+            "commit": git_commit(),
+        },
+    )
+
+
+def _views_sheet(trainer: Trainer) -> ViewsSheet:
+    from simpro_fast.data.views import render_views
+
+    return render_views(trainer)

@@ -1,0 +1,74 @@
+"""What a person sees while a run goes on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+REFRESH_SECONDS = 0.5
+
+
+class Progress:
+    """One live line on a terminal, or one line per period elsewhere.
+
+    Args:
+        mode: `auto` (live where `stream` is a terminal), `on` (live), `off` (nothing).
+        total: steps of the whole run.
+        views_per_step: over all ranks.
+    """
+
+    def __init__(
+        self, mode: str, total: int, views_per_step: int, *, main: bool, stream: TextIO = sys.stdout
+    ) -> None:
+        self._stream = stream
+        self._live = mode == "on" or (mode == "auto" and stream.isatty())
+        self._enabled = main and mode != "off"
+        self._total = total
+        self._views_per_step = views_per_step
+        self._started = self._shown = time.perf_counter()
+        self._first_step: int | None = None
+        self._width = 0
+
+    def due(self) -> bool:
+        """Whether to draw the live line again; only then are values read from the device."""
+        now = time.perf_counter()
+        return self._enabled and self._live and now - self._shown >= REFRESH_SECONDS
+
+    def show(self, step: int, loss: float, mask_rate: float, kl_pi_u: float | None) -> None:
+        """Draw the state after `step` steps."""
+        if not self._enabled:
+            return
+        self._shown = now = time.perf_counter()
+        if self._first_step is None:
+            self._first_step, self._started = step, now
+        done = step - self._first_step
+        seconds = now - self._started
+        rate = f"{done * self._views_per_step / seconds:,.0f}" if done and seconds else "-"
+        eta = clock((self._total - step) * seconds / done) if done else "-"
+        distance = f"  KL(pi_u) {kl_pi_u:.3f}" if kl_pi_u is not None else ""
+        text = (
+            f"step {step:>{len(str(self._total))}}/{self._total}  {rate} images/s  ETA {eta}  "
+            f"loss {loss:.3f}  mask {mask_rate:.2f}{distance}"
+        )
+        if self._live:
+            self._stream.write("\r" + text.ljust(self._width))
+            self._width = len(text)
+        else:
+            self._stream.write(text + "\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """End the live line, so that what follows starts on a new one."""
+        if self._enabled and self._live and self._width:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._width = 0
+
+
+def clock(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    whole = round(seconds)
+    hours, rest = divmod(whole, 3600)
+    minutes, secs = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"

@@ -1,0 +1,75 @@
+"""What a run says before its first step."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from simpro_fast.config import Config
+from simpro_fast.training.ranks import Ranks
+from simpro_fast.training.run_dir import RunDirectory
+
+if TYPE_CHECKING:
+    from simpro_fast.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def is_finished(config: Config, ranks: Ranks) -> bool:
+    """Whether `resume=auto` meets a run that has reached `train.steps`; says so."""
+    if config.checkpoint.resume != "auto":
+        return False
+    run = RunDirectory(config.run_dir)
+    summary = run.read_summary()
+    if summary is None or summary["steps"] < config.train.steps:
+        return False
+    if ranks.is_main:
+        top1 = summary["top1"]
+        result = f", top-1 {top1:.2f} %" if top1 is not None else ""
+        logger.info("%s is finished: %d steps%s", run.path, summary["steps"], result)
+    return True
+
+
+def announce(trainer: Trainer) -> None:
+    """Device, ranks, batches and split, on rank 0."""
+    if not trainer.ranks.is_main:
+        return
+    config, ranks, split = trainer.config, trainer.ranks, trainer.split
+    labeled = config.data.batch_size
+    unlabeled = labeled * config.data.mu
+    logger.info(
+        "%s seed %d: %s (%s) on %s, %d rank(s), engine %s",
+        config.name,
+        config.seed,
+        config.method.name,
+        config.method.recipe,
+        ranks.device.type,
+        ranks.world_size,
+        config.distributed.engine,
+    )
+    logger.info(
+        "per step, all ranks: %d labeled x %d view(s) + %d unlabeled x (1 weak + %d strong) = %d "
+        "views; alpha %.4g; %d torch thread(s) per rank",
+        labeled,
+        config.labeled_views,
+        unlabeled,
+        config.strong_views,
+        trainer.views_per_step,
+        trainer.alpha,
+        torch.get_num_threads(),
+    )
+    truth = "unknown" if split.unlabeled_counts is None else list(split.unlabeled_counts)
+    overlap = "labeled images are" if split.overlap else "no labeled image is"
+    logger.info("labeled   N=%d per class %s", len(split.labeled), list(split.labeled_counts))
+    logger.info("unlabeled M=%d per class %s (%s in it)", len(split.unlabeled), truth, overlap)
+    logger.info("test      %d images; split %s", len(split.test), split.hash()[:12])
+
+
+def announce_dry_run(trainer: Trainer) -> None:
+    """What one step gave; nothing was written."""
+    averages = trainer.meter.finish(trainer.ranks)
+    if trainer.ranks.is_main:
+        shown = ", ".join(f"{k} {v:.4f}" for k, v in averages.items() if v is not None)
+        logger.info("dry run, one step: %s; nothing was written", shown)

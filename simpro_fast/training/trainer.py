@@ -1,0 +1,384 @@
+"""The trainer: data, model, method and engine joined into Algorithm 1 of the SimPro paper."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from simpro_fast.config import Config, dump_config, flatten, parse_config
+from simpro_fast.data.loader import Loader, build_loader
+from simpro_fast.data.sources import ArrayDataset, load_dataset
+from simpro_fast.data.splits import Split, make_split, save_split
+from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.evaluation import Evaluation, evaluate, kl_divergence
+from simpro_fast.methods import build_method, resolve_alpha
+from simpro_fast.models import WeightEMA, average_buffers, build_model, convert_sync_batch_norm
+from simpro_fast.training import finish
+from simpro_fast.training.checkpoint import (
+    find_checkpoint,
+    list_checkpoints,
+    save_checkpoint,
+)
+from simpro_fast.training.engine import build_engine
+from simpro_fast.training.guard import FiniteGuard, NonFiniteLossError
+from simpro_fast.training.meter import Meter, Stopwatch
+from simpro_fast.training.optim import learning_rate
+from simpro_fast.training.progress import Progress
+from simpro_fast.training.ranks import Ranks, cpu_cores
+from simpro_fast.training.run_dir import RunDirectory, write_json
+
+logger = logging.getLogger(__name__)
+
+# What may differ between the run that saved a checkpoint and the one that goes on from it.
+MAY_CHANGE = ("distributed.", "device", "checkpoint.", "log.", "train.steps", "output_dir")
+
+
+@dataclass
+class History:
+    """What a run remembers of its evaluations, part of every checkpoint."""
+
+    top1: list[float]
+    """Of every evaluation so far, percent; the last 20 make `top1_mean_last20`."""
+    seconds: float
+    """Wall time of all processes that worked on this run."""
+
+
+class Trainer:
+    """One run of one configuration on this rank.
+
+    Args:
+        config: the experiment.
+        ranks: this process among all, see `start_ranks`.
+        make_loader: `build_loader` (DALI) or a stand-in with its signature.
+        write: False leaves no file behind (dry runs, benches).
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        ranks: Ranks,
+        *,
+        make_loader: Callable[..., Loader] = build_loader,
+        write: bool = True,
+    ) -> None:
+        self.config, self.ranks, self.write = config, ranks, write
+        self.run = RunDirectory(config.run_dir)
+        self.dataset: ArrayDataset = load_dataset(config.data)
+        self.split: Split = make_split(config.data, self.dataset, config.seed)
+        self._agree()
+        self._build_training()
+        self.step = 0
+        self.history = History([], 0.0)
+        self.last_evaluation: Evaluation | None = None
+        self._saved: dict[str, Any] | None = None
+        if write:
+            self._resume()
+        self.loader = self._build_loader(make_loader)
+        self.progress = Progress(
+            config.log.progress, config.train.steps, self.views_per_step, main=ranks.is_main
+        )
+
+    # ---- the step -------------------------------------------------------------------------
+
+    def train_step(self) -> None:
+        """One iteration of Algorithm 1 on this rank's share of the global batch.
+
+        One forward over all views; the E step (pseudo-labels from the Bayes classifier with
+        pi_u), the losses adjusted with phi and the class mass for the M step are the method's.
+        """
+        step, config = self.step, self.config
+        self.stopwatch.start()
+        batch = self.loader.next(step)
+        self.stopwatch.data_arrived()
+
+        logits = self.engine.forward(batch.views)
+        logits_labeled, logits_weak, logits_strong = logits.split(self.rows)
+        out = self.method(logits_labeled, batch.targets, logits_weak, logits_strong)
+
+        self.guard.watch(out.loss, step)
+        self.engine.backward(out.loss)
+        self.engine.step(learning_rate(config.optim, step, config.train.steps))
+        self.guard.confirm()
+
+        if config.distributed.sync_bn == "average_buffers":
+            average_buffers(self.model)
+        self.ema.update(step)
+        self.meter.add(out, batch.truth)
+        self.step = step + 1
+        if self.progress.due():
+            loss, mask_rate = float(out.loss), float(out.mask_rate)
+            self.progress.show(self.step, loss, mask_rate, self.kl_pi_u())
+        self.stopwatch.stop()
+
+    def fit(self) -> dict[str, Any]:
+        """Train to `train.steps`, evaluate, save, report.
+
+        Returns:
+            The summary (the content of `summary.json`).
+
+        Raises:
+            UserError: a loss that is not finite, data or disk trouble. Checkpoints stay whole.
+        """
+        config, started = self.config, time.perf_counter()
+        seconds_before = self.history.seconds
+        with self._profiler() as profiler:
+            while self.step < config.train.steps:
+                try:
+                    self.train_step()
+                except NonFiniteLossError as error:
+                    raise self._explain(error) from None
+                if profiler is not None:
+                    profiler.step()
+                self.history.seconds = seconds_before + time.perf_counter() - started
+                last = self.step == config.train.steps
+                if self.step % config.train.period == 0 or last:
+                    self._finish_period(last)
+                if self.step % config.checkpoint.every == 0 or last:
+                    self.save()
+        self.progress.close()
+        return finish.finish_run(self)
+
+    def _finish_period(self, last: bool) -> None:
+        """The M step (pi_u and phi), evaluation and one row of metrics."""
+        config, row = self.config, self.meter.finish(self.ranks)
+        if self.step % config.train.period == 0:
+            self.method.update_priors()
+        if last or self.step % (config.train.period * config.evaluate.every) == 0:
+            self.last_evaluation = self.evaluate()
+            self.history.top1.append(self.last_evaluation.top1)
+        evaluation = self.last_evaluation
+        metrics = {
+            "step": self.step,
+            "period": -(-self.step // config.train.period),
+            "lr": learning_rate(config.optim, self.step - 1, config.train.steps),
+            **row,
+            "pi_u": self.method.normalised_pi_u().tolist(),
+            "phi": self.method.phi.tolist(),
+            "kl_pi_u": self.kl_pi_u(),
+            "top1": evaluation.top1 if evaluation else None,
+            "top1_class_mean": evaluation.top1_class_mean if evaluation else None,
+            "images_per_second": self.stopwatch.views_per_second(self.views_per_step),
+            "data_wait_fraction": self.stopwatch.wait_fraction(),
+            "peak_memory_mib": finish.peak_memory_mib(self.ranks.device),
+        }
+        self.stopwatch = Stopwatch()
+        self.progress.show(
+            self.step, row["loss"] or 0.0, row["mask_rate"] or 0.0, metrics["kl_pi_u"]
+        )
+        if self.write and self.ranks.is_main:
+            self.run.append_metrics(metrics)
+            self.board.write(metrics)
+
+    # ---- building -------------------------------------------------------------------------
+
+    def _agree(self) -> None:
+        """All ranks must hold the same split, data and configuration before step 1."""
+        digests = {
+            "split": self.split.hash(),
+            "data": self.dataset.fingerprint(),
+            "configuration": sha256(dump_config(self.config).encode()).hexdigest(),
+        }
+        for what, digest in digests.items():
+            self.ranks.agree_on(what, digest)
+        self.fingerprint = {"split": digests["split"], "data": digests["data"]}
+
+    def _build_training(self) -> None:
+        config, ranks, data = self.config, self.ranks, self.config.data
+        num_classes = len(self.dataset.class_names)
+        side = self.dataset.images.shape[1]
+        model: nn.Module = build_model(config.model, num_classes, side, seed=config.seed)
+        model = model.to(ranks.device)
+        if ranks.world_size > 1 and config.distributed.sync_bn is True:
+            model = convert_sync_batch_norm(model)
+        ranks.broadcast_module(model)
+        self.ema = WeightEMA(model, config.train.ema_decay, warmup=config.train.ema_warmup)
+        self.engine = build_engine(config, model, ranks)
+        self.model = self.engine.module
+        self.alpha = resolve_alpha(
+            config.method,
+            len(self.split.labeled),
+            len(self.split.unlabeled),
+            data.batch_size,
+            data.mu,
+        )
+        self.method = build_method(
+            config.method,
+            self.split.labeled_counts,
+            alpha=self.alpha,
+            strong_views=config.strong_views,
+        ).to(ranks.device)
+        labeled = data.batch_size // ranks.world_size
+        unlabeled = data.mu * labeled
+        self.rows = [
+            config.labeled_views * labeled,
+            unlabeled,
+            config.strong_views * unlabeled,
+        ]
+        self.views_per_step = sum(self.rows) * ranks.world_size
+        self.guard = FiniteGuard(ranks)
+        self.meter = Meter(ranks.device)
+        self.stopwatch = Stopwatch()
+        self.board = finish.Board(None)
+
+    def _build_loader(self, make_loader: Callable[..., Loader]) -> Loader:
+        config, ranks = self.config, self.ranks
+        threads = config.train.data_threads or config.train.threads
+        return make_loader(
+            config.data,
+            self.dataset,
+            self.split,
+            labeled_views=config.labeled_views,
+            strong_views=config.strong_views,
+            seed=config.seed,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            device=ranks.device,
+            start_step=self.step,
+            num_threads=threads or max(1, cpu_cores() // ranks.local_world_size),
+        )
+
+    def _profiler(self) -> AbstractContextManager[Any]:
+        if not (self.config.train.profile and self.write and self.ranks.is_main):
+            return nullcontext()
+        return torch.profiler.profile(
+            schedule=torch.profiler.schedule(wait=2, warmup=2, active=4, repeat=1),
+            on_trace_ready=lambda p: p.export_chrome_trace(str(self.run.path / "trace.json")),
+            record_shapes=True,
+        )
+
+    # ---- evaluation -----------------------------------------------------------------------
+
+    def evaluate(self) -> Evaluation:
+        """Top-1 of the EMA model on the test set: argmax f(x), no adjustment (the paper's rule)."""
+        images, labels = self.dataset.test_images, self.dataset.test_labels
+        if images is None or labels is None:
+            images, labels = self.dataset.images, self.dataset.labels
+        return evaluate(
+            self.ema.module,
+            images[self.split.test],
+            labels[self.split.test],
+            mean=self.dataset.mean,
+            std=self.dataset.std,
+            num_classes=len(self.dataset.class_names),
+            device=self.ranks.device,
+            batch_size=self.config.evaluate.batch_size,
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
+        )
+
+    def kl_pi_u(self) -> float | None:
+        """KL(true unlabeled distribution || estimate) in nats; None where the truth is unknown."""
+        counts = self.split.unlabeled_counts
+        return None if counts is None else kl_divergence(counts, self.method.normalised_pi_u())
+
+    # ---- checkpoints ----------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Checkpoint of this step. Every rank calls it, since sharded state is gathered."""
+        if not self.write:
+            return
+        engine = self.engine.save()
+        if self.ranks.is_main:
+            save_checkpoint(self.run.checkpoints, self._state(engine), self.config.checkpoint.keep)
+        self.ranks.barrier()
+
+    def _state(self, engine: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            **engine,
+            "ema": self.ema.state_dict(),
+            "method": self.method.state_dict(),
+            "meter": self.meter.sums,
+            "top1": self.history.top1,
+            "seconds": self.history.seconds,
+            "fingerprint": self.fingerprint,
+            "config": self.config.model_dump(mode="json"),
+        }
+
+    def _resume(self) -> None:
+        """Go on from the checkpoint that `checkpoint.resume` means, or start fresh, and say so."""
+        resume = self.config.checkpoint.resume
+        if resume == "none":
+            if not self.run.is_empty():
+                raise ConfigError(
+                    f"checkpoint.resume=none, but {self.run.path} is not empty; "
+                    "choose another name or output_dir, or resume=auto to go on"
+                )
+            found = None
+        else:
+            found = find_checkpoint(resume, self.run.checkpoints)
+        if found is not None:
+            path, state = found
+            self._check_same_run(path, state)
+            self._restore(state)
+        self.ranks.agree_on("step to resume from", f"{self.step:016x}")
+        if self.ranks.is_main:
+            if found is None:
+                logger.info("no checkpoint in %s: starting fresh", self.run.checkpoints)
+            else:
+                logger.info("resumed from %s at step %d", found[0], self.step)
+            self.run.start(self.config, self.ranks, {"alpha": self.alpha, **self.fingerprint})
+            save_split(self.split, self.run.path)
+            self.run.cut_metrics(self.step)
+            if self.config.log.tensorboard:
+                self.board = finish.Board(self.run.path, purge_step=self.step)
+        self.ranks.barrier()
+
+    def _check_same_run(self, path: Path, state: dict[str, Any]) -> None:
+        for what, digest in self.fingerprint.items():
+            if state["fingerprint"][what] != digest:
+                raise UserError(
+                    f"{path} was trained on another {what} ({state['fingerprint'][what][:12]} "
+                    f"against {digest[:12]} now); restore the files, or start a new run"
+                )
+        now = flatten(self.config)
+        before = flatten(parse_config(state["config"]))
+        differing = [k for k in now if now[k] != before.get(k) and not k.startswith(MAY_CHANGE)]
+        if differing:
+            listed = ", ".join(f"{k}: {before.get(k)!r} -> {now[k]!r}" for k in differing)
+            raise ConfigError(
+                f"{path} belongs to another configuration ({listed}); "
+                "undo the change, or start a new run with another name"
+            )
+        if now["train.steps"] != before["train.steps"]:
+            logger.warning(
+                "train.steps changes from %d to %d: the learning rate follows the new length",
+                before["train.steps"],
+                now["train.steps"],
+            )
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.engine.load({"model": state["model"], "optimizer": state["optimizer"]})
+        self.ema.load_state_dict(state["ema"])
+        self.method.load_state_dict(state["method"])
+        self.meter.sums.copy_(state["meter"])
+        self.step = state["step"]
+        self.history = History(list(state["top1"]), state["seconds"])
+
+    def _explain(self, error: NonFiniteLossError) -> UserError:
+        """The same error with what is needed to replay the step and to go on."""
+        draws = "no file was written"
+        if self.write:
+            path = self.run.path / f"not_finite_step{error.step}_rank{self.ranks.rank}.json"
+            write_json(path, self.loader.describe(error.step))
+            draws = f"the batch's draws are in {path}"
+        good = list_checkpoints(self.run.checkpoints)
+        last = f"last good checkpoint: {good[0]}" if good else "no checkpoint yet"
+        return NonFiniteLossError(
+            error.step, f"; {draws}; {last}. Lower optim.lr or set optim.grad_clip"
+        )
+
+    def close(self) -> None:
+        """Free the pipeline; harmless when repeated."""
+        self.progress.close()
+        self.loader.close()
+        self.board.close()

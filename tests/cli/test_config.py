@@ -1,0 +1,111 @@
+"""Configuration: what is accepted, and that every refusal names key, value and cure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from simpro_fast.config import dump_config, flatten, load_config, parse_config
+from simpro_fast.errors import ConfigError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "c.yaml"
+    path.write_text("name: a/b\noptim: {lr: 1e-1}\nlog: {progress: on}\n")
+    return path
+
+
+def test_scalars_follow_yaml_1_2(file: Path) -> None:
+    config = load_config(file, ["optim.weight_decay=5e-4", "train.profile=true", "data.root=~"])
+    assert config.optim.lr == 0.1
+    assert config.optim.weight_decay == 5e-4
+    assert config.log.progress == "on"
+    assert config.train.profile is True
+    assert config.data.root is None
+
+
+def test_dump_reads_back(file: Path) -> None:
+    config = load_config(file, ["data.root=/x", "method.alpha=0.5", "seed=7"])
+    assert parse_config(yaml.safe_load(dump_config(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("method.nmae=simpro", ["method.nmae", "method.name"]),
+        ("threshold=0.5", ["'threshold'", "method.threshold"]),
+        ("method.name=fixmtch", ["fixmtch", "'fixmatch'"]),
+        ("data.unlabeled_distribution=reverse", ["'reverse'", "'reversed'"]),
+        ("data.mu=2.5", ["data.mu", "2.5", "integer"]),
+        ("data.batch_size=0", ["data.batch_size", "0"]),
+        ("method.alpha=much", ["method.alpha", "much", "auto", "a number"]),
+        ("method.alpha=-1", ["alpha", "-1"]),
+        ("method.alpha=0", ["alpha", "0"]),
+        ("optim.lr=.nan", ["optim.lr"]),
+        ("train.threads=true", ["train.threads", "integer"]),
+        ("train.period=50000", ["train.period=50000", "train.steps=43000"]),
+        ("checkpoint.keep=1", ["checkpoint.keep=1"]),
+        ("data.gamma_labeled=0.5", ["data.gamma_labeled"]),
+        ("train.precision=bf61", ["bf61", "'bf16'"]),
+        ("method=3", ["method=3"]),
+        ("name=../x y", ["name"]),
+        ("seed", ["seed", "key.sub=value"]),
+        ("seed.deep=1", ["seed"]),
+    ],
+)
+def test_refusals(file: Path, override: str, parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, [override])
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+def test_impossible_combination_names_both_keys(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"zero_stage.*engine"):
+        load_config(file, ["distributed.engine=plain", "distributed.zero_stage=1"])
+
+
+def test_every_problem_is_named_at_once(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)data\.mu.*optim\.lr"):
+        load_config(file, ["data.mu=x", "optim.lr=-1"])
+
+
+def test_base_is_merged_and_the_file_wins(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("optim: {lr: 0.5, momentum: 0.8}\n")
+    top = tmp_path / "top.yaml"
+    top.write_text("base: base.yaml\nname: t\noptim: {lr: 0.25}\n")
+    config = load_config(top)
+    assert (config.optim.lr, config.optim.momentum) == (0.25, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("base: c.yaml\nname: t\n", "circle"),
+        ("base: nowhere.yaml\nname: t\n", "nowhere.yaml"),
+        ("name: t\nname: u\n", "twice"),
+        ("- 1\n- 2\n", "sections"),
+        ("name: [\n", "not valid YAML"),
+        ("name: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
+        ("seed: 2\n", "'name' is missing"),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str, match: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=match):
+        load_config(path)
+
+
+def test_unknown_file_names_the_nearest_shipped_one() -> None:
+    with pytest.raises(ConfigError, match="digits_lt/reversed"):
+        load_config("digits_lt/reverse")
+
+
+def test_flatten_is_dotted(file: Path) -> None:
+    assert flatten(load_config(file))["optim.lr"] == 0.1

@@ -1,0 +1,105 @@
+"""Shared fixtures: a tiny configuration, and the training command as a subprocess."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from simpro_fast.config import Config, parse_config
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAIN = str(ROOT / "launch" / "train.py")
+
+# 16 px digits, 2 strong views: every part of the system, a few hundred milliseconds.
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "method": {"tau": 1.0, "threshold": 0.5, "alpha_max": 1.0},
+    "data": {
+        "name": "digits",
+        "labeled_max": 20,
+        "unlabeled_max": 40,
+        "gamma_labeled": 4.0,
+        "unlabeled_distribution": "reversed",
+        "test_per_class": 10,
+        "batch_size": 8,
+        "mu": 2,
+        "cutout": 6,
+    },
+    "model": {"name": "small_cnn", "bn_momentum": 0.1},
+    "optim": {"lr": 0.05, "schedule": "cosine"},
+    "train": {"steps": 12, "period": 5, "ema_decay": 0.9, "threads": 1},
+    "checkpoint": {"every": 4},
+    "distributed": {"engine": "plain"},
+    "log": {"figures": False, "tensorboard": False, "progress": "off"},
+}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, none is visible"))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Callable[..., Config]:
+    """A factory of tiny configurations under `tmp_path`; arguments are `{"section.key": value}`."""
+
+    def make(changes: dict[str, Any] | None = None) -> Config:
+        tree = {k: dict(v) if isinstance(v, dict) else v for k, v in TINY.items()}
+        tree["output_dir"] = str(tmp_path / "runs")
+        for dotted, value in (changes or {}).items():
+            *sections, key = dotted.split(".")
+            node = tree
+            for section in sections:
+                node = node.setdefault(section, {})
+            node[key] = value
+        return parse_config(tree)
+
+    return make
+
+
+@pytest.fixture
+def train_command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `launch/train.py` in `tmp_path`: arguments, then `env=` and `launcher=` (a list)."""
+
+    def run(
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        launcher: list[str] | None = None,
+        timeout: float = 120,
+    ) -> subprocess.CompletedProcess[str]:
+        command = [*(launcher or [sys.executable]), TRAIN, *arguments]
+        return subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**clean_environment(), **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    return run
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without what a launcher or another test may have left."""
+    dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRITON_INTERPRET")
+    kept = {k: v for k, v in os.environ.items() if k not in dropped}
+    return {
+        **kept,
+        "DS_ACCELERATOR": "cpu",
+        "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}",
+    }
