@@ -1,0 +1,68 @@
+"""FixMatch, the baseline without class priors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+
+from simpro_fast.methods.base import Impl, PseudoLabelMethod
+from simpro_fast.methods.output import MethodOutput
+from simpro_fast.methods.priors import Recipe
+
+
+class FixMatch(PseudoLabelMethod):
+    """FixMatch (NeurIPS 2020): pseudo-label argmax f(w(u)), kept where its softmax >= threshold.
+
+        loss = alpha * mean CE(f(x), y) + mean over all V*N strong rows of kept * CE(f(s(u)), q)
+
+    The published method has alpha = 1 and V = 1. pi_u and phi are tracked as in SimPro, so that
+    runs can be compared, but enter nothing.
+
+    Args:
+        labeled_counts: images per class of the labeled set, length K.
+        threshold: in probability; above 1 masks every image.
+        momentum: of the two priors, in [0, 1).
+        alpha: weight of the labeled loss.
+        strong_views: V, strong views per unlabeled image.
+        recipe: normaliser of the tracked pi_u, see `PriorTracker`.
+        hard: False trains on the soft pseudo-labels.
+        impl: kernel implementation, "auto", "triton" or "eager".
+        process_group: ranks whose class counts are summed; None: all.
+    """
+
+    def __init__(
+        self,
+        labeled_counts: Sequence[int] | Tensor,
+        threshold: float = 0.95,
+        momentum: float = 0.9,
+        alpha: float = 1.0,
+        strong_views: int = 1,
+        *,
+        recipe: Recipe = "released",
+        hard: bool = True,
+        impl: Impl = "auto",
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(
+            labeled_counts,
+            threshold,
+            momentum,
+            alpha,
+            strong_views,
+            recipe=recipe,
+            hard=hard,
+            impl=impl,
+            process_group=process_group,
+        )
+
+    def forward(
+        self,
+        logits_labeled: Tensor,
+        targets: Tensor,
+        logits_weak: Tensor,
+        logits_strong: Tensor,
+    ) -> MethodOutput:
+        """Loss of one step; arguments and result as in `SimPro.forward`."""
+        return self._step(logits_labeled, targets, logits_weak, logits_strong, None, None)

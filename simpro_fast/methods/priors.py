@@ -1,0 +1,160 @@
+"""Class priors of the labeled and the unlabeled stream, estimated while training.
+
+Legend: K classes, p a distribution [K], c_l and c_u the class counts of the current period.
+Source: SimPro (ICML 2024), Algorithm 1; where its released code differs, see `recipe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+Recipe = Literal["released", "paper"]
+PRIOR_FLOOR = 1e-12
+IGNORED_TARGET = -100
+
+
+def log_prior(prior: Tensor, tau: float, recipe: Recipe) -> Tensor:
+    """The logit adjustment for a class prior: tau * log p with a floor.
+
+    Args:
+        prior: float64 [K].
+        tau: strength; 0 gives no adjustment (to 1e-12).
+        recipe: "released" floors after the power, log(p^tau + 1e-12), never below -27.6;
+            "paper" floors the prior, tau * log(max(p, 1e-12)), so that its floor scales with tau.
+
+    Returns:
+        float64 [K].
+    """
+    if recipe == "released":
+        return (prior.pow(tau) + PRIOR_FLOOR).log()
+    return tau * prior.clamp_min(PRIOR_FLOOR).log()
+
+
+class PriorTracker(nn.Module):
+    """Counts classes during a period and moves two class priors at its end.
+
+    pi_u estimates the class distribution of the unlabeled images, phi that of all images trained
+    on (labeled and kept unlabeled). At the end of a period, with m the momentum:
+
+        pi_u <- m pi_u + (1 - m) c_u / (sum c_u + 1)             "released"
+        pi_u <- m pi_u + (1 - m) c_u / sum c_u                   "paper"
+        phi  <- m phi  + (1 - m) (c_l + c_u) / sum (c_l + c_u)
+
+    The +1 makes the released pi_u sum to a little less than 1, and shrink in a period in which no
+    unlabeled image was kept; "paper" leaves pi_u as it is then. A softmax does not see the
+    difference. `normalised_pi_u` is what to log and compare.
+
+    Everything is float64, also after `.half()` or `.to(dtype)`, and part of `state_dict()`.
+
+    Args:
+        labeled_counts: images per class of the labeled set, length K. A class may have 0 images
+            (its prior is floored), but not all of them.
+        momentum: m in [0, 1).
+        recipe: see above.
+        process_group: ranks whose counts are summed; None: all of them, where torch.distributed
+            is initialised.
+    """
+
+    pi_u: Tensor
+    phi: Tensor
+    labeled_count: Tensor
+    unlabeled_mass: Tensor
+
+    def __init__(
+        self,
+        labeled_counts: Sequence[int] | Tensor,
+        momentum: float = 0.9,
+        *,
+        recipe: Recipe = "released",
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        counts = torch.as_tensor(labeled_counts, dtype=torch.float64).detach().cpu()
+        if counts.ndim != 1 or not bool((counts >= 0).all()) or not counts.sum() > 0:
+            raise ValueError(
+                "labeled_counts must hold one number of images per class, none negative and not "
+                f"all 0; got {counts.tolist()}"
+            )
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {momentum}")
+        if recipe not in ("released", "paper"):
+            raise ValueError(f"recipe must be 'released' or 'paper', got {recipe!r}")
+        self.momentum = momentum
+        self.recipe: Recipe = recipe
+        self.process_group = process_group
+        self.register_buffer("pi_u", torch.full_like(counts, 1 / len(counts)))
+        self.register_buffer("phi", counts / counts.sum())
+        self.register_buffer("labeled_count", torch.zeros_like(counts))
+        self.register_buffer("unlabeled_mass", torch.zeros_like(counts))
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.pi_u.numel()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PriorTracker:
+        # .half(), .bfloat16() and .to(dtype) come through here; the priors follow the device only.
+        own, self._buffers = self._buffers, {}
+        try:
+            super()._apply(fn, recurse)
+        finally:
+            self._buffers = own
+        for name, buffer in own.items():
+            if buffer is not None:
+                moved = fn(buffer)
+                own[name] = moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
+        return self
+
+    @torch.no_grad()
+    def accumulate(self, targets: Tensor, class_mass: Tensor) -> None:
+        """Count a step's labeled images and kept pseudo-labels; calls add up over a period.
+
+        Args:
+            targets: int64 [B], each labeled image once; -100 is not counted.
+            class_mass: float [K].
+        """
+        # torch.bincount would wait for the device; sums of ones in float64 are exact in any order.
+        counted = (targets != IGNORED_TARGET).to(self.labeled_count.dtype)
+        self.labeled_count.index_add_(0, targets.clamp_min(0), counted)
+        self.unlabeled_mass.add_(class_mass)
+
+    @torch.no_grad()
+    def update_priors(self) -> None:
+        """End a period: sum the counts over the ranks, move pi_u and phi, start counting anew.
+
+        All ranks must call it. Afterwards pi_u and phi are equal on all of them bit for bit. A
+        period without a single image (labeled or kept) changes nothing.
+        """
+        labeled, unlabeled, pi_u, phi = self._over_ranks()
+        seen = labeled.sum() + unlabeled.sum()
+        normaliser = unlabeled.sum() + (1.0 if self.recipe == "released" else 0.0)
+        keep_pi_u = (normaliser == 0) | (seen == 0)
+        moved_pi_u = pi_u.lerp(unlabeled / normaliser, 1 - self.momentum)
+        moved_phi = phi.lerp((labeled + unlabeled) / seen, 1 - self.momentum)
+        self.pi_u.copy_(torch.where(keep_pi_u, pi_u, moved_pi_u))
+        self.phi.copy_(torch.where(seen == 0, phi, moved_phi))
+        self.labeled_count.zero_()
+        self.unlabeled_mass.zero_()
+
+    def normalised_pi_u(self) -> Tensor:
+        """pi_u scaled to sum to 1, float64 [K]."""
+        return self.pi_u / self.pi_u.sum()
+
+    def _over_ranks(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Counts of all ranks and the priors to start from, in one collective of 4 K numbers."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return self.labeled_count, self.unlabeled_mass, self.pi_u, self.phi
+        # The first rank's priors ride along (the others add zeros), so that ranks that were
+        # started or restored differently cannot stay apart.
+        first = float(dist.get_rank(self.process_group) == 0)
+        packed = torch.stack(
+            [self.labeled_count, self.unlabeled_mass, self.pi_u * first, self.phi * first]
+        )
+        dist.all_reduce(packed, group=self.process_group)
+        labeled, unlabeled, pi_u, phi = packed.unbind()
+        return labeled, unlabeled, pi_u, phi

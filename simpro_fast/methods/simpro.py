@@ -1,0 +1,107 @@
+"""SimPro: simple probabilistic pseudo-labels under an unknown unlabeled class distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from simpro_fast.methods.base import Impl, PseudoLabelMethod
+from simpro_fast.methods.output import MethodOutput
+from simpro_fast.methods.priors import Recipe, log_prior
+
+
+class SimPro(PseudoLabelMethod):
+    """SimPro (ICML 2024, Algorithm 1) as a module for any training loop.
+
+    With a(p) the floored tau * log p, f the logits, w and s the weak and strong views:
+
+        E step:  q = softmax(f(w(u)) + a(pi_u)), kept where max q >= threshold
+        M step:  loss = alpha * mean CE(f(x) + a(phi), y)
+                      + mean over all V*N strong rows of kept * CE(f(s(u)) + a(phi), q)
+
+    and after every period `update_priors()` moves pi_u and phi (see `PriorTracker`). At test time
+    use argmax f(x), without adjustment.
+
+    Args:
+        labeled_counts: images per class of the labeled set, length K.
+        tau: strength of both adjustments.
+        threshold: in probability; above 1 masks every image.
+        momentum: of pi_u and phi, in [0, 1).
+        alpha: weight of the labeled loss; `resolve_alpha` gives the paper's.
+        strong_views: V, strong views per unlabeled image.
+        recipe: "released" or "paper": floors and normaliser of the priors. The released code also
+            trains on weak and strong labeled views; here L is what `logits_labeled` holds.
+        hard: one-hot pseudo-labels in place of soft ones.
+        adjust_pseudo_labels: False removes a(pi_u) (ablation without E step).
+        adjust_loss: False removes a(phi) from both losses (ablation without M step).
+        impl: kernel implementation, "auto", "triton" or "eager".
+        process_group: ranks whose class counts are summed; None: all.
+    """
+
+    def __init__(
+        self,
+        labeled_counts: Sequence[int] | Tensor,
+        tau: float = 2.0,
+        threshold: float = 0.95,
+        momentum: float = 0.9,
+        alpha: float = 1.0,
+        strong_views: int = 2,
+        *,
+        recipe: Recipe = "released",
+        hard: bool = False,
+        adjust_pseudo_labels: bool = True,
+        adjust_loss: bool = True,
+        impl: Impl = "auto",
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(
+            labeled_counts,
+            threshold,
+            momentum,
+            alpha,
+            strong_views,
+            recipe=recipe,
+            hard=hard,
+            impl=impl,
+            process_group=process_group,
+        )
+        if tau < 0:
+            raise ValueError(f"tau must not be negative, got {tau}")
+        self.tau = tau
+        self.adjust_pseudo_labels = adjust_pseudo_labels
+        self.adjust_loss = adjust_loss
+
+    def forward(
+        self,
+        logits_labeled: Tensor,
+        targets: Tensor,
+        logits_weak: Tensor,
+        logits_strong: Tensor,
+    ) -> MethodOutput:
+        """Loss of one step; in training mode the step's class counts are accumulated.
+
+        Args:
+            logits_labeled: float [L*B, K], view-major (row l*B + i belongs to targets[i]).
+            targets: int64 [B].
+            logits_weak: float [N, K]; no gradient flows into it.
+            logits_strong: float [V*N, K], view-major.
+
+        Returns:
+            MethodOutput; the losses are float32, or float64 for float64 logits.
+        """
+        dtype = torch.float64 if logits_weak.dtype == torch.float64 else torch.float32
+        weak = strong = None
+        if self.adjust_pseudo_labels:
+            weak = log_prior(self.pi_u, self.tau, self.recipe).to(dtype)
+        if self.adjust_loss:
+            strong = log_prior(self.phi, self.tau, self.recipe).to(dtype)
+        return self._step(logits_labeled, targets, logits_weak, logits_strong, weak, strong)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{super().extra_repr()}, tau={self.tau}, "
+            f"adjust_pseudo_labels={self.adjust_pseudo_labels}, adjust_loss={self.adjust_loss}"
+        )
