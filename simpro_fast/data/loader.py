@@ -212,6 +212,7 @@ def build_loader(
         views=resolve_views(data, dataset),
         seed=seed,
         rank=rank,
+        world_size=world_size,
         device=device,
         start_step=start_step,
         num_threads=num_threads,
