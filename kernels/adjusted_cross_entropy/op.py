@@ -11,6 +11,9 @@ from simpro_kernels.checks import (
 )
 from torch import Tensor, nn
 
+if dispatch.HAS_TRITON:
+    from simpro_kernels.adjusted_cross_entropy import custom_op
+
 
 def adjusted_cross_entropy(
     logits: Tensor,
@@ -51,7 +54,11 @@ def adjusted_cross_entropy(
     """
     _check_arguments(logits, targets, log_prior, ignore_index)
     check_reduction(reduction)
-    dispatch.choose("adjusted_cross_entropy", impl, logits)
+    if dispatch.choose("adjusted_cross_entropy", impl, logits) == "triton":
+        with_grad = torch.is_grad_enabled() and logits.requires_grad
+        return custom_op.adjusted_cross_entropy(
+            logits, targets, log_prior, ignore_index, reduction == "mean", with_grad
+        )[0]
     return reference.adjusted_cross_entropy(logits, targets, log_prior, ignore_index, reduction)
 
 

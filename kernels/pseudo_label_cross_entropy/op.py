@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import torch
 from simpro_kernels import dispatch
 from simpro_kernels.checks import (
     check_log_prior,
@@ -12,6 +13,9 @@ from simpro_kernels.checks import (
 )
 from simpro_kernels.pseudo_label_cross_entropy import reference
 from torch import Tensor, nn
+
+if dispatch.HAS_TRITON:
+    from simpro_kernels.pseudo_label_cross_entropy import custom_op
 
 
 class PseudoLabelLoss(NamedTuple):
@@ -71,7 +75,19 @@ def pseudo_label_cross_entropy(
     """
     _check_arguments(logits_weak, logits_strong, log_prior_weak, log_prior_strong, threshold)
     check_reduction(reduction)
-    dispatch.choose("pseudo_label_cross_entropy", impl, logits_strong)
+    if dispatch.choose("pseudo_label_cross_entropy", impl, logits_strong) == "triton":
+        with_grad = torch.is_grad_enabled() and logits_strong.requires_grad
+        loss, class_mass, mask, max_prob, _ = custom_op.pseudo_label_cross_entropy(
+            logits_weak.detach(),
+            logits_strong,
+            log_prior_weak,
+            log_prior_strong,
+            float(threshold),
+            hard,
+            reduction == "mean",
+            with_grad,
+        )
+        return PseudoLabelLoss(loss, class_mass, mask, max_prob)
     return PseudoLabelLoss(
         *reference.pseudo_label_cross_entropy(
             logits_weak,
