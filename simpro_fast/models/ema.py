@@ -38,6 +38,7 @@ class WeightEMA:
         self.decay = decay
         self.warmup = warmup
         self._model = model
+        self._layouts_match = False
 
     def decay_at(self, step: int) -> float:
         """Decay of the update that follows step `step` (counted from 0)."""
@@ -46,6 +47,8 @@ class WeightEMA:
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Move the average towards the network as it is after step `step` (counted from 0)."""
+        if not self._layouts_match:
+            self._match_layouts()
         averages: list[Tensor] = list(self.module.parameters())
         weights = [
             weight if weight.dtype == average.dtype else weight.to(average.dtype)
@@ -58,6 +61,19 @@ class WeightEMA:
             chosen = [pair for pair in pairs if pair[0].is_floating_point() == floating]
             if chosen:
                 torch._foreach_copy_([pair[0] for pair in chosen], [pair[1] for pair in chosen])
+
+    def _match_layouts(self) -> None:
+        """Give the average the network's strides, which engines change after it was copied.
+
+        One fused operation over all parameters needs equal strides.
+        """
+        for average, weight in zip(self.module.parameters(), self._model.parameters(), strict=True):
+            if average.stride() != weight.stride():
+                laid_out = torch.empty_strided(
+                    weight.shape, weight.stride(), dtype=average.dtype, device=average.device
+                )
+                average.data = laid_out.copy_(average)
+        self._layouts_match = True
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averaged network's state; with the step it is the whole state of the average."""

@@ -100,6 +100,8 @@ def test_channels_last_student_moved_after_construction():
     ema.update(0)
     for average, old in zip(ema.module.parameters(), start, strict=True):
         torch.testing.assert_close(average, 2 * old)
+    strides = [p.stride() for p in model.parameters()]
+    assert [p.stride() for p in ema.module.parameters()] == strides
 
 
 def test_decay_of_one_is_an_error():

@@ -1,0 +1,161 @@
+"""Accuracy on a labeled set, over all ranks, and how far an estimated prior is from the truth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from simpro_fast.errors import UserError
+
+PRIOR_FLOOR = 1e-6
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Counts per class of an evaluation; accuracies are in percent."""
+
+    correct: Tensor
+    """int64 [K] on the CPU."""
+    count: Tensor
+    """int64 [K] on the CPU; at least one image in all."""
+
+    @property
+    def top1(self) -> float:
+        """Share of all images that is classified correctly."""
+        return 100.0 * int(self.correct.sum()) / int(self.count.sum())
+
+    @property
+    def per_class(self) -> list[float | None]:
+        """Recall of every class; None for a class without images."""
+        pairs = zip(self.correct.tolist(), self.count.tolist(), strict=True)
+        return [100.0 * correct / count if count else None for correct, count in pairs]
+
+    @property
+    def top1_class_mean(self) -> float:
+        """Mean recall of the classes that have images."""
+        present = [accuracy for accuracy in self.per_class if accuracy is not None]
+        return sum(present) / len(present)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    images: np.ndarray | Tensor,
+    labels: np.ndarray | Tensor | Sequence[int],
+    *,
+    mean: Sequence[float],
+    std: Sequence[float],
+    num_classes: int,
+    device: torch.device | str,
+    batch_size: int = 512,
+    rank: int = 0,
+    world_size: int = 1,
+    process_group: dist.ProcessGroup | None = None,
+) -> Evaluation:
+    """Classify by argmax f(x), without logit adjustment (the paper's test rule), and count.
+
+    Each rank takes its share of the images, so that every image counts once whatever the number of
+    ranks; all ranks must call it and get the same result. The model's mode is restored.
+
+    Args:
+        model: from float [n, 3, H, W] to logits [n, K], on `device`.
+        images: uint8 [n, H, W, 3].
+        labels: integers [n] in 0..K-1.
+        mean, std: per channel, on the 0..1 scale.
+        num_classes: K.
+        device: of the model; images are moved batch by batch.
+        batch_size: images per forward pass on each rank.
+        rank, world_size: this rank's place among those that share the work.
+        process_group: those ranks; None: all.
+
+    Raises:
+        UserError: no images, another number of labels, or a label outside 0..K-1.
+    """
+    pixels = torch.as_tensor(images)
+    targets = torch.as_tensor(labels, dtype=torch.int64)
+    _check(pixels, targets, num_classes)
+    start, end = len(pixels) * rank // world_size, len(pixels) * (rank + 1) // world_size
+    offset = torch.tensor(mean, dtype=torch.float32, device=device).view(1, 3, 1, 1) * 255
+    scale = torch.tensor(std, dtype=torch.float32, device=device).view(1, 3, 1, 1) * 255
+
+    counts = torch.zeros(2, num_classes, dtype=torch.int64, device=device)
+    was_training = model.training
+    model.eval()
+    for first in range(start, end, batch_size):
+        rows = slice(first, min(first + batch_size, end))
+        # The permuted view of NHWC pixels is channels_last as it stands.
+        views = pixels[rows].to(device).permute(0, 3, 1, 2).float().sub_(offset).div_(scale)
+        target = targets[rows].to(device)
+        hit = model(views).argmax(dim=1) == target
+        counts[0].index_add_(0, target, hit.long())
+        counts[1].index_add_(0, target, torch.ones_like(target))
+    model.train(was_training)
+    if world_size > 1:
+        dist.all_reduce(counts, group=process_group)
+    correct, count = counts.cpu().unbind()
+    return Evaluation(correct, count)
+
+
+def _check(images: Tensor, labels: Tensor, num_classes: int) -> None:
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != 3:
+        raise ValueError(
+            f"images must be uint8 [n, H, W, 3], got {images.dtype} {list(images.shape)}"
+        )
+    if len(images) == 0:
+        raise UserError("there is no image to evaluate; give the run a test set")
+    if labels.shape != images.shape[:1]:
+        raise UserError(f"{len(images)} images need as many labels, got {list(labels.shape)}")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= num_classes:
+        raise UserError(
+            f"test labels must be 0 to {num_classes - 1} ({num_classes} classes), "
+            f"got {low if low < 0 else high}"
+        )
+
+
+def many_medium_few(
+    per_class: Sequence[float | None],
+    train_counts: Sequence[int],
+    *,
+    many_above: int = 100,
+    few_below: int = 20,
+) -> dict[str, float | None]:
+    """Mean accuracy of the classes with many, a medium number of, and few labeled images.
+
+    Args:
+        per_class: accuracy per class in percent; None entries are left out.
+        train_counts: labeled training images per class.
+        many_above, few_below: many is more than the one, few is fewer than the other, the usual
+            100 and 20; medium is the rest, both bounds included.
+
+    Returns:
+        `many`, `medium`, `few` in percent; None for a group without a class.
+    """
+    groups: dict[str, list[float]] = {"many": [], "medium": [], "few": []}
+    for accuracy, count in zip(per_class, train_counts, strict=True):
+        if accuracy is not None:
+            name = "many" if count > many_above else "few" if count < few_below else "medium"
+            groups[name].append(accuracy)
+    return {name: sum(part) / len(part) if part else None for name, part in groups.items()}
+
+
+def kl_divergence(true_counts: Sequence[int] | Tensor, estimate: Sequence[float] | Tensor) -> float:
+    """KL(true || estimate) in nats.
+
+    Args:
+        true_counts: images per class, [K]; classes without images add nothing.
+        estimate: [K], of any positive sum; normalised, floored at 1e-6 (an estimate of 0 for a
+            class that occurs would be infinitely far) and normalised again.
+    """
+    truth = torch.as_tensor(true_counts, dtype=torch.float64).cpu()
+    prior = torch.as_tensor(estimate, dtype=torch.float64).cpu()
+    floored = (prior / prior.sum()).clamp_min(PRIOR_FLOOR)
+    truth, floored = truth / truth.sum(), floored / floored.sum()
+    divergence = torch.special.xlogy(truth, truth) - torch.special.xlogy(truth, floored)
+    return max(0.0, math.fsum(divergence.tolist()))

@@ -1,0 +1,87 @@
+"""Optimizers and the learning rate, which is a pure function of the step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from simpro_fast.config.schema import OptimConfig
+from simpro_fast.errors import ConfigError
+
+_NORM_LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+
+
+def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two optimizer groups: weights with decay; biases and everything in norm layers without.
+
+    Decided by module type. (The published code looks for "bn" in names, and so decays the norm in
+    a ResNet's unnamed projection shortcut.) Frozen parameters are left out, shared ones counted
+    once, an empty group omitted.
+
+    Returns:
+        Dictionaries with `params` and `weight_decay` for a torch optimizer.
+    """
+    decayed: list[nn.Parameter] = []
+    undecayed: list[nn.Parameter] = []
+    seen: set[nn.Parameter] = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter in seen or not parameter.requires_grad:
+                continue
+            seen.add(parameter)
+            exempt = isinstance(module, _NORM_LAYERS) or name.endswith("bias")
+            (undecayed if exempt else decayed).append(parameter)
+    groups = [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": undecayed, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """SGD (Nesterov where there is momentum) or AdamW over `param_groups`, torch's own.
+
+    The rate of each step comes from `learning_rate`; the caller sets it in the groups.
+    """
+    groups = param_groups(model, optim.weight_decay)
+    if optim.name == "adamw":
+        return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.momentum, 0.999), foreach=True)
+    return torch.optim.SGD(
+        groups,
+        lr=optim.lr,
+        momentum=optim.momentum,
+        nesterov=optim.nesterov and optim.momentum > 0,
+        foreach=True,
+    )
+
+
+def learning_rate(optim: OptimConfig, step: int, total_steps: int) -> float:
+    """The rate of step `step`, counted from 0, of a run of `total_steps`.
+
+    During `warmup_steps` it rises linearly and reaches `lr` at the last of them. Afterwards, with
+    x the share of the remaining steps that has passed:
+
+        cosine_7_16  lr * max(0, cos(7 pi x / 16)), which ends at 0.195 lr (FixMatch, SimPro)
+        cosine       lr * (1 + cos(pi x)) / 2
+        constant     lr
+
+    Raises:
+        ConfigError: the warm-up is not shorter than the run.
+    """
+    warmup = optim.warmup_steps
+    if warmup >= total_steps:
+        raise ConfigError(
+            f"optim.warmup_steps={warmup} must be smaller than train.steps={total_steps}"
+        )
+    if step < warmup:
+        return optim.lr * (step + 1) / warmup
+    x = (step - warmup) / (total_steps - warmup)
+    if optim.schedule == "cosine_7_16":
+        return optim.lr * max(0.0, math.cos(7 * math.pi * x / 16))
+    if optim.schedule == "cosine":
+        return optim.lr * (1 + math.cos(math.pi * min(x, 1.0))) / 2
+    return optim.lr

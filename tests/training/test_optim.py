@@ -1,0 +1,119 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from simpro_fast.config.schema import ModelConfig, OptimConfig
+from simpro_fast.errors import ConfigError
+from simpro_fast.models import build_model, convert_sync_batch_norm
+from simpro_fast.training.optim import build_optimizer, learning_rate, param_groups
+
+
+class Odd(nn.Module):
+    """Norms without a telling name, a parameter shared, one frozen, an attention bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shortcut = nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.BatchNorm2d(4))
+        self.layer_norm = nn.LayerNorm(4)
+        self.group = nn.GroupNorm(2, 4)
+        self.attention = nn.MultiheadAttention(4, 1)
+        self.head = nn.Linear(4, 3)
+        self.tied = nn.Linear(4, 3, bias=False)
+        self.tied.weight = self.head.weight
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+
+
+def names(model: nn.Module, group: dict) -> set[str]:
+    return {n for n, p in model.named_parameters() if any(p is q for q in group["params"])}
+
+
+def test_groups_go_by_module_type():
+    model = Odd()
+    decayed, undecayed = param_groups(model, 0.1)
+    assert names(model, decayed) == {
+        "shortcut.0.weight",
+        "attention.in_proj_weight",
+        "attention.out_proj.weight",
+        "head.weight",
+    }
+    assert names(model, undecayed) == {
+        "shortcut.1.weight",
+        "shortcut.1.bias",
+        "layer_norm.weight",
+        "layer_norm.bias",
+        "group.weight",
+        "group.bias",
+        "attention.in_proj_bias",
+        "attention.out_proj.bias",
+        "head.bias",
+    }
+    assert (decayed["weight_decay"], undecayed["weight_decay"]) == (0.1, 0.0)
+    assert len(decayed["params"]) == 4
+
+
+@pytest.mark.parametrize("convert", [lambda m: m, convert_sync_batch_norm])
+def test_every_trained_parameter_is_in_one_group(convert):
+    model = convert(build_model(ModelConfig(name="wrn_10_2"), 10, 32))
+    groups = param_groups(model, 5e-4)
+    listed = [id(p) for group in groups for p in group["params"]]
+    assert sorted(listed) == sorted(id(p) for p in model.parameters())
+    assert all(p.ndim > 1 for p in groups[0]["params"])
+    assert all(p.ndim == 1 for p in groups[1]["params"])
+
+
+def test_no_empty_group():
+    assert [g["weight_decay"] for g in param_groups(nn.Linear(2, 2, bias=False), 0.1)] == [0.1]
+    assert [g["weight_decay"] for g in param_groups(nn.BatchNorm1d(2), 0.1)] == [0.0]
+
+
+def test_sgd_step_is_nesterov_with_decay_on_weights_only():
+    model = nn.Linear(2, 1)
+    optimizer = build_optimizer(OptimConfig(lr=0.5, momentum=0.9, weight_decay=0.1), model)
+    start = {n: p.detach().clone() for n, p in model.named_parameters()}
+    velocity = {n: torch.zeros_like(p) for n, p in start.items()}
+    expected = dict(start)
+    for gradient in (1.0, -2.0):
+        for name, parameter in model.named_parameters():
+            parameter.grad = torch.full_like(parameter, gradient)
+            g = gradient + (0.1 * expected[name] if name == "weight" else 0)
+            velocity[name] = 0.9 * velocity[name] + g
+            expected[name] = expected[name] - 0.5 * (g + 0.9 * velocity[name])
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), expected[name])
+
+
+def test_optimizer_settings():
+    model = nn.Linear(2, 1)
+    adamw = build_optimizer(OptimConfig(name="adamw", lr=0.1, momentum=0.8), model)
+    assert isinstance(adamw, torch.optim.AdamW) and adamw.defaults["betas"] == (0.8, 0.999)
+    plain = build_optimizer(OptimConfig(momentum=0.0), model)
+    assert isinstance(plain, torch.optim.SGD) and not plain.defaults["nesterov"]
+    assert not build_optimizer(OptimConfig(nesterov=False), model).defaults["nesterov"]
+
+
+def test_published_schedule():
+    optim, total = OptimConfig(lr=0.17), 43_000
+    for step in (0, 1, 12_345, 42_999):
+        expected = 0.17 * math.cos(7 * math.pi * step / (16 * total))
+        assert learning_rate(optim, step, total) == pytest.approx(expected, rel=1e-15)
+    assert learning_rate(optim, total, total) == pytest.approx(0.195 * 0.17, rel=1e-3)
+    assert learning_rate(optim, 2 * total, total) == 0
+
+
+def test_other_schedules():
+    cosine = OptimConfig(lr=2.0, schedule="cosine")
+    assert [learning_rate(cosine, s, 4) for s in (0, 2, 4)] == pytest.approx([2.0, 1.0, 0.0])
+    assert learning_rate(cosine, 5, 4) == 0
+    assert learning_rate(OptimConfig(lr=2.0, schedule="constant"), 3, 4) == 2.0
+
+
+def test_warmup_is_linear_and_the_schedule_covers_the_rest():
+    optim = OptimConfig(lr=1.0, schedule="cosine", warmup_steps=4)
+    rates = [learning_rate(optim, step, 12) for step in range(13)]
+    assert rates[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
+    assert rates[8] == pytest.approx(0.5) and rates[12] == pytest.approx(0.0)
+    with pytest.raises(ConfigError, match=r"warmup_steps=4 must be smaller than train\.steps=4"):
+        learning_rate(optim, 0, 4)
