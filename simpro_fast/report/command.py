@@ -1,0 +1,35 @@
+"""The command line of `launch/report.py`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from simpro_fast.errors import UserError
+from simpro_fast.report.figures import write_report
+from simpro_fast.report.runs import load_run
+from simpro_fast.report.terminal import print_summary
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table of a finished run and draw its figures; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="report.py", description="Table and figures of a finished run.", allow_abbrev=False
+    )
+    parser.add_argument(
+        "run", type=Path, help="run directory, such as runs/digits_lt/reversed/seed1"
+    )
+    parser.add_argument("--compare", type=Path, help="a second run, shown beside the first")
+    options = parser.parse_args(arguments)
+    try:
+        run = load_run(options.run)
+        other = load_run(options.compare) if options.compare else None
+        print_summary(run.summary, compare=other.summary if other else None)
+        for path in write_report(options.run, compare=options.compare):
+            print(f"figure {path}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0

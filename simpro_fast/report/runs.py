@@ -1,0 +1,82 @@
+"""Reading a finished run directory for reports."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simpro_fast.errors import UserError
+
+METHOD_TITLES = {"simpro": "SimPro", "fixmatch": "FixMatch"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its summary and one metrics object per period."""
+
+    path: Path
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+    def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and values of one metric, without the periods where it is null."""
+        rows = [(row["step"], row[key]) for row in self.metrics if row.get(key) is not None]
+        steps, values = zip(*rows, strict=True) if rows else ((), ())
+        return np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
+
+
+def load_run(run_dir: Path) -> Run:
+    """Read `summary.json` and `metrics.jsonl` of a finished run.
+
+    Raises:
+        UserError: a file is missing (the run is not finished) or damaged.
+    """
+    summary_path = run_dir / "summary.json"
+    if not summary_path.is_file():
+        raise UserError(f"{run_dir}: no summary.json, so there is no finished run to report on")
+    try:
+        summary = json.loads(summary_path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{summary_path}: damaged ({error})") from None
+    return Run(run_dir, summary, read_metrics(run_dir / "metrics.jsonl"))
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The objects of a metrics file; a last line cut short by a killed run is left out."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            if number == len(lines):
+                break
+            raise UserError(f"{path}: line {number} is not JSON") from None
+    return rows
+
+
+def run_labels(summary: dict[str, Any], compare: dict[str, Any] | None) -> list[str]:
+    """Short names that tell the compared runs apart: the methods, else names, else seeds."""
+    summaries = [summary] if compare is None else [summary, compare]
+    for describe in (
+        lambda s: METHOD_TITLES.get(s["method"], s["method"]),
+        lambda s: s["name"],
+        lambda s: f"{s['name']} seed {s['seed']}",
+    ):
+        labels = [describe(s) for s in summaries]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [f"{label} ({letter})" for label, letter in zip(labels, "ab", strict=False)]
+
+
+def kl_of_uniform(truth: list[float]) -> float:
+    """KL(truth || uniform) in nats: what an estimate must beat."""
+    p = np.asarray(truth, dtype=np.float64)
+    seen = p[p > 0]
+    return float((seen * np.log(seen * len(p))).sum())
