@@ -14,8 +14,10 @@ from safetensors.torch import save_file
 from simpro_fast.config import Config
 from simpro_fast.errors import UserError
 from simpro_fast.evaluation import many_medium_few
-from simpro_fast.report import ViewsSheet, print_summary, write_report
+from simpro_fast.report.figures import write_report
+from simpro_fast.report.terminal import print_summary
 from simpro_fast.training.run_dir import git_commit, machine, write_json
+from simpro_fast.training.sheet import views_sheet
 
 if TYPE_CHECKING:
     from simpro_fast.training.trainer import Trainer
@@ -78,7 +80,7 @@ def finish_run(trainer: Trainer) -> dict[str, Any]:
         write_json(trainer.run.summary, summary)
         print_summary(summary)
         if trainer.config.log.figures:
-            for path in write_report(trainer.run.path, views=_views_sheet(trainer)):
+            for path in write_report(trainer.run.path, views=views_sheet(trainer)):
                 logger.info("figure %s", path)
         logger.info("summary %s", trainer.run.summary)
     trainer.ranks.barrier()
@@ -110,6 +112,7 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
         "labeled_counts": list(split.labeled_counts),
         "unlabeled_counts": None if unlabeled is None else list(unlabeled),
         "seconds": trainer.history.seconds,
+        "images_per_second": trainer.step * trainer.views_per_step / trainer.history.seconds,
         "commit": git_commit(),
         "machine": machine(),
     }
@@ -138,9 +141,3 @@ def export_model(trainer: Trainer) -> None:
             "commit": git_commit(),
         },
     )
-
-
-def _views_sheet(trainer: Trainer) -> ViewsSheet:
-    from simpro_fast.data.views import render_views
-
-    return render_views(trainer)

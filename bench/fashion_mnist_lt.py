@@ -1,0 +1,206 @@
+"""The Fashion-MNIST-LT experiment: SimPro and FixMatch under five unlabeled distributions.
+
+    python bench/fashion_mnist_lt.py                        # all ten runs, skips finished ones
+    python bench/fashion_mnist_lt.py --only reversed        # one row of the table
+    python bench/fashion_mnist_lt.py --commit               # git commit after every run
+
+Each run is `deepspeed launch/train.py --config fashion_mnist_lt/<distribution>`, at most five
+minutes on two free cores. An interrupted run goes on from its checkpoint. Results are in
+bench/results/fashion_mnist_lt.csv (one line per run), .md (table) and .png (figure).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from simpro_fast.evaluation import kl_divergence
+from simpro_fast.training.run_dir import write_atomically
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+DISTRIBUTIONS = ("consistent", "uniform", "reversed", "middle", "head_tail")
+METHODS = {"simpro": "SimPro", "fixmatch": "FixMatch"}
+FIELDS = (
+    "distribution",
+    "method",
+    "seed",
+    "steps",
+    "top1",
+    "top1_mean_last20",
+    "kl_pi_u",
+    "kl_uniform",
+    "seconds",
+    "images_per_second",
+    "torch",
+    "dali",
+    "deepspeed",
+    "commit",
+    "machine",
+)
+
+
+def run_directory(distribution: str, method: str, seed: int) -> tuple[str, Path]:
+    suffix = "" if method == "simpro" else f"_{method}"
+    name = f"fashion_mnist_lt/{distribution}{suffix}"
+    return name, ROOT / "runs" / name / f"seed{seed}"
+
+
+def train(distribution: str, method: str, seed: int) -> Path:
+    """Train one cell of the table, or find it finished."""
+    name, folder = run_directory(distribution, method, seed)
+    command = [
+        str(Path(sys.executable).parent / "deepspeed"),
+        "--num_gpus=1",
+        "launch/train.py",
+        "--config",
+        f"configs/fashion_mnist_lt/{distribution}.yaml",
+        f"name={name}",
+        f"method.name={method}",
+        f"seed={seed}",
+        "log.progress=off",
+    ]
+    print(" ".join(command), flush=True)
+    subprocess.run(command, cwd=ROOT, check=True)
+    return folder
+
+
+def row(distribution: str, folder: Path) -> dict[str, Any]:
+    """One line of the results, from the files of a finished run."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    versions = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["versions"]
+    classes = len(summary["class_names"])
+    found = {
+        **summary,
+        "distribution": distribution,
+        "kl_uniform": kl_divergence(summary["unlabeled_counts"], [1 / classes] * classes),
+        "torch": versions["torch"],
+        "dali": versions.get("nvidia-dali-cuda130"),
+        "deepspeed": versions.get("deepspeed"),
+    }
+    digits = {"top1": 2, "top1_mean_last20": 2, "kl_pi_u": 4, "kl_uniform": 4, "seconds": 1}
+    for key, places in {**digits, "images_per_second": 0}.items():
+        found[key] = round(found[key], places)
+    return {key: found[key] for key in FIELDS}
+
+
+def read_rows() -> list[dict[str, Any]]:
+    path = RESULTS / "fashion_mnist_lt.csv"
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(rows: list[dict[str, Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(RESULTS / "fashion_mnist_lt.csv", text.getvalue())
+    write_atomically(RESULTS / "fashion_mnist_lt.md", table(rows))
+
+
+def _mean(rows: list[dict[str, Any]], distribution: str, method: str, key: str) -> float | None:
+    values = [
+        float(r[key]) for r in rows if (r["distribution"], r["method"]) == (distribution, method)
+    ]
+    return sum(values) / len(values) if values else None
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: top-1 of the last EMA weights (mean over seeds) and the distance of the prior."""
+    done = [d for d in DISTRIBUTIONS if any(r["distribution"] == d for r in rows)]
+    lines = ["| | " + " | ".join(done) + " | mean |", "|---" * (len(done) + 2) + "|"]
+    for title, method, key, digits in (
+        ("SimPro, top-1 %", "simpro", "top1", 1),
+        ("FixMatch, top-1 %", "fixmatch", "top1", 1),
+        ("SimPro, KL(true, pi_u)", "simpro", "kl_pi_u", 3),
+        ("FixMatch, KL(true, pi_u)", "fixmatch", "kl_pi_u", 3),
+        ("uniform guess, KL", "simpro", "kl_uniform", 3),
+    ):
+        values = [_mean(rows, d, method, key) for d in done]
+        known = [v for v in values if v is not None]
+        mean = f"{sum(known) / len(known):.{digits}f}" if len(known) == len(done) else "-"
+        cells = ["-" if v is None else f"{v:.{digits}f}" for v in values]
+        lines.append(f"| {title} | " + " | ".join([*cells, mean]) + " |")
+    seeds = sorted({str(r["seed"]) for r in rows})
+    lines.append(
+        f"\nSeeds {', '.join(seeds)}; top-1 of the last averaged weights on the 10,000 test images."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: list[dict[str, Any]]) -> Path:
+    """Two panels: accuracy, and distance of the estimated prior, by distribution."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+    width, colours = 0.38, {"simpro": "#0072B2", "fixmatch": "#D55E00"}
+    for panel, key, label, form in (
+        (panels[0], "top1", "top-1 accuracy (%)", "%.1f"),
+        (panels[1], "kl_pi_u", "KL(true || estimate) of the unlabeled prior (nats)", "%.2f"),
+    ):
+        for i, (method, title) in enumerate(METHODS.items()):
+            values = [_mean(rows, d, method, key) or 0.0 for d in DISTRIBUTIONS]
+            places = [x + (i - 0.5) * width for x in range(len(DISTRIBUTIONS))]
+            bars = panel.bar(places, values, width, label=title, color=colours[method])
+            panel.bar_label(bars, fmt=form, fontsize=8, padding=1)
+        if key == "kl_pi_u":
+            for x, name in enumerate(DISTRIBUTIONS):
+                level = _mean(rows, name, "simpro", "kl_uniform")
+                if level is not None:
+                    label_once = "uniform guess" if x == 0 else None
+                    panel.hlines(level, x - 0.45, x + 0.45, "#444444", "--", label=label_once)
+        panel.set_xticks(range(len(DISTRIBUTIONS)), [d.replace("_", "-") for d in DISTRIBUTIONS])
+        panel.set_ylabel(label)
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.margins(y=0.12)
+        panel.legend(frameon=False, fontsize=9)
+    panels[0].set_title("Fashion-MNIST-LT, by distribution of the unlabeled images")
+    panels[1].set_title("How far the estimate is from the truth")
+    path = RESULTS / "fashion_mnist_lt.png"
+    figure.savefig(path, dpi=110)
+    return path
+
+
+def commit(message: str) -> None:
+    files = [str(p) for p in RESULTS.glob("fashion_mnist_lt.*")]
+    subprocess.run(["git", "add", *files], cwd=ROOT, check=True)
+    subprocess.run(["git", "commit", "-qm", message, "--", *files], cwd=ROOT, check=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Train and table the Fashion-MNIST-LT experiment.")
+    parser.add_argument("--only", choices=DISTRIBUTIONS, help="one distribution")
+    parser.add_argument("--method", choices=list(METHODS), help="one method")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--commit", action="store_true", help="git commit after every run")
+    options = parser.parse_args()
+    for distribution in [options.only] if options.only else DISTRIBUTIONS:
+        for method in [options.method] if options.method else METHODS:
+            cell = (distribution, method, str(options.seed))
+            rows = read_rows()
+            if any((r["distribution"], r["method"], str(r["seed"])) == cell for r in rows):
+                print(f"{' '.join(cell)}: already in the results")
+                continue
+            rows.append(row(distribution, train(distribution, method, options.seed)))
+            write_rows(rows)
+            draw(rows)
+            if options.commit:
+                commit(f"Result: Fashion-MNIST-LT {distribution}, {method}, seed {options.seed}")
+    print(table(read_rows()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,7 @@
+#!/bin/sh
+# The demo: SimPro and FixMatch on the embedded digits, then both side by side.
+set -eu
+config=configs/digits_lt/reversed.yaml
+deepspeed launch/train.py --config "$config"
+deepspeed launch/train.py --config "$config" name=digits_lt/reversed_fixmatch method.name=fixmatch
+python launch/report.py runs/digits_lt/reversed/seed1 --compare runs/digits_lt/reversed_fixmatch/seed1

@@ -1,0 +1,53 @@
+"""A sheet of weak and strong views exactly as the network sees them, for the report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simpro_fast.data.policy import Operation
+from simpro_fast.report.figures import ViewsSheet
+
+if TYPE_CHECKING:
+    from simpro_fast.training.trainer import Trainer
+
+SHOWN = 8
+
+
+def views_sheet(trainer: Trainer) -> ViewsSheet:
+    """The first unlabeled images of the next step with their views, normalisation undone."""
+    dataset, step = trainer.dataset, trainer.step
+    batch = trainer.loader.next(step)
+    draws = trainer.loader.describe(step)
+    unlabeled, strong_views = trainer.rows[1], trainer.config.strong_views
+    count = min(SHOWN, unlabeled)
+    views = batch.views[trainer.rows[0] :].permute(0, 2, 3, 1).float().cpu().numpy()
+    pixels = np.clip(np.rint((views * dataset.std + dataset.mean) * 255), 0, 255).astype(np.uint8)
+    weak, *strong = np.split(pixels, 1 + strong_views)
+    indices = draws["unlabeled"][:count]
+    return ViewsSheet(
+        original=dataset.images[indices],
+        weak=weak[:count],
+        strong=np.stack([view[:count] for view in strong], axis=1),
+        titles=[dataset.class_names[dataset.labels[i]] for i in indices],
+        captions=[
+            [
+                _caption(draws["unlabeled_views"], (1 + v) * unlabeled + i)
+                for v in range(strong_views)
+            ]
+            for i in range(count)
+        ],
+    )
+
+
+def _caption(draws: dict[str, list[Any]], row: int) -> str:
+    """The operations whose coin came up, in order, with their levels."""
+    done = [
+        f"{Operation(operation).name.lower()} {level}"
+        for operation, level, applied in zip(
+            draws["operation"][row], draws["level"][row], draws["apply"][row], strict=True
+        )
+        if applied and operation != Operation.IDENTITY
+    ]
+    return ", ".join(done) or "cutout only"

@@ -1,0 +1,190 @@
+"""The training command as a user starts it: launchers, refusals, exit codes, what is written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+import yaml
+
+from simpro_fast.config import dump_config
+from tests.conftest import TINY
+
+Run = Callable[..., "CompletedProcess[str]"]
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY))
+    return path
+
+
+def metrics(folder: Path, name: str = "tiny") -> list[dict[str, Any]]:
+    text = (folder / "runs" / name / "seed1" / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_three_launchers_give_the_same_losses(
+    train_command: Run, config_file: Path, tmp_path: Path
+) -> None:
+    """Case 19, and the saved configuration trains again to the same losses (case 40)."""
+    launchers = {
+        "python": [sys.executable],
+        "torchrun": [str(BIN / "torchrun"), "--nproc-per-node=1", "--master-port=0"],
+        "deepspeed": [str(BIN / "deepspeed"), "--num_gpus=1", "--master_port=0"],
+    }
+    losses = {}
+    for name, launcher in launchers.items():
+        done = train_command(
+            "--config",
+            str(config_file),
+            f"name={name}",
+            "distributed.engine=deepspeed",
+            "train.steps=3",
+            "train.period=1",
+            launcher=launcher,
+        )
+        assert done.returncode == 0, done.stderr
+        losses[name] = [row["loss"] for row in metrics(tmp_path, name)]
+    assert losses["python"] == losses["torchrun"] == losses["deepspeed"]
+    saved = tmp_path / "runs/python/seed1/config.yaml"
+    again = train_command("--config", str(saved), "name=again")
+    assert again.returncode == 0, again.stderr
+    assert [row["loss"] for row in metrics(tmp_path, "again")] == losses["python"]
+
+
+def test_second_start_says_that_the_run_is_finished(train_command: Run, config_file: Path) -> None:
+    first = train_command("--config", str(config_file))
+    assert first.returncode == 0, first.stderr
+    assert "starting fresh" in first.stdout
+    second = train_command("--config", str(config_file))
+    assert second.returncode == 0
+    assert "is finished: 12 steps" in second.stdout
+
+
+def test_dry_run_writes_nothing(train_command: Run, config_file: Path, tmp_path: Path) -> None:
+    done = train_command("--config", str(config_file), "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "nothing was written" in done.stdout
+    assert {p.name for p in tmp_path.iterdir()} == {"tiny.yaml"}
+
+
+def test_print_config_can_be_trained_from(
+    train_command: Run, config_file: Path, tiny: Any, tmp_path: Path
+) -> None:
+    done = train_command("--config", str(config_file), "--print-config", "seed=5")
+    assert done.returncode == 0
+    assert done.stdout == dump_config(tiny({"seed": 5, "output_dir": "runs"}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--cofnig", "x"], ["--cofnig", "--config"]),
+        (["--config", "digits_lt/reversd"], ["digits_lt/reversed"]),
+        (["--config", "CONFIG", "optim.lrr=1"], ["optim.lrr", "optim.lr"]),
+        (["--config", "CONFIG", "distributed.expect_world_size=4"], ["=4", "1 rank"]),
+        (["--config", "CONFIG", "device=cuda"], ["no CUDA device"]),
+        (["--config", "CONFIG", "data.name=cifra10"], ["cifra10", "cifar10"]),
+        ([], ["--config"]),
+    ],
+)
+def test_usage_errors(
+    train_command: Run, config_file: Path, arguments: list[str], parts: list[str]
+) -> None:
+    """One line, exit code 2 (cases 18, 19 and 37)."""
+    if "device=cuda" in arguments:
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("there is a CUDA device")
+    done = train_command(*[str(config_file) if a == "CONFIG" else a for a in arguments])
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    for part in parts:
+        assert part in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["checkpoint.resume=/no/such"], ["/no/such"]),
+        (["data.name=fashion_mnist", "data.root=/no/where"], ["/no/where"]),
+        (["data.labeled_max=4000"], ["class", "4000"]),
+    ],
+)
+def test_missing_things_are_one_line(
+    train_command: Run, config_file: Path, tmp_path: Path, arguments: list[str], parts: list[str]
+) -> None:
+    done = train_command("--config", str(config_file), *arguments)
+    assert done.returncode in (1, 2)
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    for part in parts:
+        assert part in done.stderr
+    assert not (tmp_path / "runs" / "tiny" / "seed1" / "metrics.jsonl").exists()
+
+
+def test_batch_that_does_not_divide_is_said_once(train_command: Run, config_file: Path) -> None:
+    """Case 33: before the process group exists, by rank 0 alone."""
+    for rank, said in (("0", True), ("1", False)):
+        done = train_command(
+            "--config",
+            str(config_file),
+            "data.batch_size=7",
+            env={"WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank},
+        )
+        assert done.returncode == 2
+        assert ("7" in done.stderr and "2" in done.stderr and "6 or 8" in done.stderr) is said
+
+
+def test_both_spellings_of_local_rank(train_command: Run, config_file: Path) -> None:
+    for flag in ("--local_rank=0", "--local-rank=0"):
+        done = train_command(flag, "--config", str(config_file), "--print-config")
+        assert done.returncode == 0, done.stderr
+
+
+def test_starts_without_a_compiler(train_command: Run, config_file: Path, tmp_path: Path) -> None:
+    """Case 38: nothing is compiled, with an empty extension cache and no C++ compiler on PATH."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("git", "sh", "ldconfig", "uname"):
+        found = shutil.which(name) or shutil.which(name, path="/sbin:/usr/sbin")
+        if found:
+            (tools / name).symlink_to(found)
+    done = train_command(
+        "--config",
+        str(config_file),
+        "distributed.engine=deepspeed",
+        env={"PATH": str(tools), "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "extensions").exists()
+    compiled = train_command(
+        "--config", str(config_file), "train.compile=default", "name=c", env={"PATH": str(tools)}
+    )
+    assert compiled.returncode == 1
+    assert "needs a C++ compiler" in compiled.stderr
+
+
+def test_without_deepspeed_the_error_has_the_cure(
+    train_command: Run, config_file: Path, tmp_path: Path
+) -> None:
+    """Case 38: a module that cannot be imported stands for a missing package."""
+    blocked = tmp_path / "blocked" / "deepspeed"
+    blocked.mkdir(parents=True)
+    (blocked / "__init__.py").write_text("raise ImportError('not here')\n")
+    env = {"PYTHONPATH": str(blocked.parent)}
+    done = train_command("--config", str(config_file), "distributed.engine=deepspeed", env=env)
+    assert done.returncode == 1
+    assert "pip install deepspeed" in done.stderr
+    assert "distributed.engine=plain" in done.stderr
+    plain = train_command("--config", str(config_file), env=env)
+    assert plain.returncode == 0, plain.stderr

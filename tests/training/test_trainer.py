@@ -1,0 +1,299 @@
+"""The trainer: exact resume, bad losses, what may change, what is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from simpro_fast.config import Config
+from simpro_fast.data.loader import Batch, SyntheticLoader, rank_shapes
+from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.training.checkpoint import list_checkpoints, read_checkpoint
+from simpro_fast.training.guard import NonFiniteLossError
+from simpro_fast.training.ranks import start_ranks
+from simpro_fast.training.trainer import Trainer
+
+MakeConfig = Callable[..., Config]
+
+
+def train(config: Config, **arguments: Any) -> dict[str, Any]:
+    trainer = Trainer(config, start_ranks(config), **arguments)
+    try:
+        return trainer.fit()
+    finally:
+        trainer.close()
+
+
+def rows(config: Config) -> list[dict[str, Any]]:
+    text = (config.run_dir / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def final_state(config: Config) -> dict[str, Any]:
+    return read_checkpoint(list_checkpoints(config.run_dir / "checkpoints")[0])
+
+
+def assert_bit_equal(a: Any, b: Any, where: str = "") -> None:
+    assert type(a) is type(b), where
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_bit_equal(a[key], b[key], f"{where}.{key}")
+    else:
+        assert a == b, where
+
+
+def test_train_step_is_short_and_three_hops_from_the_entry() -> None:
+    assert len(inspect.getsource(Trainer.train_step).splitlines()) < 60
+
+
+@pytest.mark.parametrize("engine", ["plain", "deepspeed"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_interrupted_run_equals_the_unbroken_one(
+    tiny: MakeConfig, tmp_path: Path, engine: str, optimizer: str
+) -> None:
+    """Stopped after step 8 of periods of 5, so in the middle of one (cases 26 and 29)."""
+    changes = {
+        "distributed.engine": engine,
+        "optim.name": optimizer,
+        "optim.lr": 0.05 if optimizer == "sgd" else 0.002,
+        "train.ema_warmup": True,
+    }
+    unbroken = tiny({**changes, "output_dir": str(tmp_path / "a")})
+    train(unbroken)
+    broken = tiny({**changes, "output_dir": str(tmp_path / "b")})
+    first = Trainer(broken, start_ranks(broken))
+    for _ in range(8):
+        first.train_step()
+        if first.step % 5 == 0:
+            first._finish_period(last=False)
+    first.save()
+    first.train_step()  # lost work after the checkpoint
+    first.close()
+    train(broken)
+    expected, found = final_state(unbroken), final_state(broken)
+    for state in (expected, found):
+        state.pop("seconds")
+        state.pop("config")
+    assert expected["step"] == 12
+    assert expected["optimizer"], "the optimizer's state is in the checkpoint"
+    assert_bit_equal(expected, found)
+    untimed = ("images_per_second", "data_wait_fraction", "peak_memory_mib")
+    for a, b in zip(rows(unbroken), rows(broken), strict=True):
+        for key in untimed:
+            a.pop(key), b.pop(key)
+        assert a == b
+
+
+def test_metrics_have_every_documented_field(tiny: MakeConfig) -> None:
+    """Case 40: speed, waiting, mask rate, the estimate and its distance, once a period."""
+    config = tiny()
+    summary = train(config)
+    found = rows(config)
+    assert [row["step"] for row in found] == [5, 10, 12]
+    for row in found:
+        assert row["images_per_second"] > 0
+        assert 0 <= row["data_wait_fraction"] <= 1
+        assert 0 <= row["mask_rate"] <= 1
+        assert row["peak_memory_mib"] > 0
+        assert row["kl_pi_u"] >= 0
+        assert 0 <= row["top1"] <= 100
+        for prior in (row["pi_u"], row["phi"]):
+            assert len(prior) == 10
+            assert math.isclose(sum(prior), 1, abs_tol=1e-9)
+        assert {"lr", "period", "loss", "loss_labeled", "loss_unlabeled"} <= row.keys()
+        assert "pseudo_label_accuracy" in row
+    stored = json.loads((config.run_dir / "summary.json").read_text())
+    assert stored == summary
+    assert stored["top1_best"] >= stored["top1"]
+    assert len(stored["per_class"]) == len(stored["class_names"]) == 10
+    assert sum(stored["pi_u_true"]) == pytest.approx(1)
+    environment = json.loads((config.run_dir / "environment.json").read_text())
+    assert environment["versions"]["torch"] == torch.__version__
+    assert environment["torch_threads"] == 1
+    for name in ("config.yaml", "split.json", "split.npz", "model.safetensors", "model.json"):
+        assert (config.run_dir / name).is_file()
+
+
+def test_finished_run_stays_as_it_is(tiny: MakeConfig) -> None:
+    config = tiny()
+    train(config)
+    before = (config.run_dir / "metrics.jsonl").read_text()
+    train(config)
+    assert (config.run_dir / "metrics.jsonl").read_text() == before
+
+
+def test_resume_none_refuses_a_used_directory(tiny: MakeConfig) -> None:
+    train(tiny())
+    with pytest.raises(ConfigError, match="not empty"):
+        train(tiny({"checkpoint.resume": "none"}))
+
+
+def test_changed_configuration_is_listed(tiny: MakeConfig) -> None:
+    train(tiny())
+    with pytest.raises(ConfigError, match=r"method\.tau: 1\.0 -> 2\.0.*optim\.lr: 0\.05 -> 0\.1"):
+        train(tiny({"method.tau": 2.0, "optim.lr": 0.1, "train.steps": 20}))
+
+
+def test_changed_length_goes_on_with_a_warning(
+    tiny: MakeConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(tiny())
+    config = tiny({"train.steps": 16, "checkpoint.every": 3})
+    train(config)
+    assert "train.steps changes from 12 to 16" in caplog.text
+    assert rows(config)[-1]["step"] == 16
+
+
+def test_changed_data_is_refused(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Case 29: the fingerprint notices other images under the same configuration."""
+    train(tiny())
+    import simpro_fast.training.trainer as module
+
+    original = module.load_dataset
+
+    def other(data: Any) -> Any:
+        dataset = original(data)
+        images = dataset.images.copy()
+        images[0, 0, 0, 0] ^= 1
+        return dataclasses.replace(dataset, images=images)
+
+    monkeypatch.setattr(module, "load_dataset", other)
+    with pytest.raises(UserError, match="trained on another data"):
+        train(tiny({"train.steps": 20}))
+
+
+def synthetic(poison_step: int | None = None) -> Callable[..., SyntheticLoader]:
+    """A `make_loader` whose batch holds a NaN at one step."""
+
+    class Loader(SyntheticLoader):
+        def next(self, step: int) -> Batch:
+            batch = super().next(step)
+            if step != poison_step:
+                return batch
+            views = batch.views.clone()
+            views[0, 0, 0, 0] = torch.nan
+            return dataclasses.replace(batch, views=views)
+
+    def make(data: Any, dataset: Any, split: Any, **k: Any) -> SyntheticLoader:
+        shapes = rank_shapes(
+            data,
+            labeled_views=k["labeled_views"],
+            strong_views=k["strong_views"],
+            world_size=k["world_size"],
+        )
+        return Loader(
+            shapes, image_size=16, num_classes=10, device=k["device"], start_step=k["start_step"]
+        )
+
+    return make
+
+
+@pytest.mark.parametrize("engine", ["plain", "deepspeed"])
+def test_bad_loss_stops_before_the_weights(tiny: MakeConfig, engine: str) -> None:
+    config = tiny({"distributed.engine": engine})
+    trainer = Trainer(config, start_ranks(config), make_loader=synthetic(poison_step=6))
+    weights: list[dict[str, torch.Tensor]] = []
+    original = trainer.guard.watch
+
+    def watch(loss: torch.Tensor, step: int) -> None:
+        if step == 6:
+            weights.append({k: v.clone() for k, v in trainer.model.named_parameters()})
+        original(loss, step)
+
+    trainer.guard.watch = watch  # type: ignore[method-assign]
+    with pytest.raises(NonFiniteLossError) as caught:
+        trainer.fit()
+    trainer.close()
+    message = str(caught.value)
+    assert "step 6" in message
+    assert "step_000000004.pt" in message
+    draws = config.run_dir / "not_finite_step6_rank0.json"
+    assert str(draws) in message
+    assert json.loads(draws.read_text())["step"] == 6
+    assert_bit_equal(dict(trainer.model.named_parameters()), weights[0])
+    for tensor in trainer.ema.state_dict().values():
+        assert torch.isfinite(tensor).all()
+    for tensor in final_state(config)["ema"].values():
+        assert torch.isfinite(tensor).all()
+    # and training can go on from there
+    train(config, make_loader=synthetic())
+
+
+class _CountSyncs(TorchDispatchMode):
+    """Counts operations that would make the host wait for a GPU."""
+
+    names = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in self.names:
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_step_reads_nothing_from_the_device(tiny: MakeConfig) -> None:
+    """The one read per step is the guard's flag, which on CUDA is an asynchronous copy."""
+    config = tiny()
+    trainer = Trainer(config, start_ranks(config), make_loader=synthetic(), write=False)
+    trainer.train_step()
+    with _CountSyncs() as counter:
+        trainer.train_step()
+    trainer.close()
+    assert counter.found == ["aten._local_scalar_dense.default"]
+
+
+@pytest.mark.parametrize("method", ["simpro", "fixmatch"])
+@pytest.mark.parametrize("recipe", ["released", "paper"])
+def test_nothing_confident_is_harmless(tiny: MakeConfig, method: str, recipe: str) -> None:
+    """Case 31: threshold above 1 for a whole run."""
+    config = tiny({"method.name": method, "method.recipe": recipe, "method.threshold": 1.01})
+    train(config)
+    for row in rows(config):
+        assert row["loss_unlabeled"] == 0
+        assert row["mask_rate"] == 0
+        assert row["pseudo_label_accuracy"] is None
+        assert sum(row["pi_u"]) == pytest.approx(1)
+        assert min(row["pi_u"]) > 0
+
+
+def test_bf16_keeps_state_in_float32(tiny: MakeConfig) -> None:
+    """Case 21: autocast runs on CPU too; only the arithmetic of the layers is bfloat16."""
+    losses = {}
+    for precision in ("fp32", "bf16"):
+        config = tiny({"train.precision": precision, "name": precision})
+        train(config)
+        losses[precision] = rows(config)[-1]["loss"]
+        state = final_state(config)
+        for part in ("model", "ema"):
+            for name, tensor in state[part].items():
+                assert tensor.dtype in (torch.float32, torch.int64), name
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.05)
+
+
+def test_profile_writes_a_trace(tiny: MakeConfig) -> None:
+    config = tiny({"train.profile": True})
+    train(config)
+    assert json.loads((config.run_dir / "trace.json").read_text())["traceEvents"]
+
+
+def test_unwritten_run_leaves_nothing(tiny: MakeConfig) -> None:
+    config = tiny()
+    trainer = Trainer(config, start_ranks(config), write=False)
+    trainer.train_step()
+    trainer.close()
+    assert not config.run_dir.exists()
