@@ -159,7 +159,7 @@ def _kl(runs: Sequence[Run], labels: Sequence[str]) -> Figure | None:
     _over_steps(axes, runs, labels, "kl_pi_u", 1.0, "{:.3f}")
     axes.axhline(guess, color=_TRUTH, linestyle=":", label=f"uniform guess ({guess:.3f})")
     axes.set_ylabel("KL(true || estimate) (nats)")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
     axes.set_title(f"{_title(runs, labels)}: distance of the estimate from the truth")
     axes.legend(loc="best")
     return figure
@@ -182,7 +182,7 @@ def _pseudo_labels(runs: Sequence[Run], labels: Sequence[str]) -> Figure:
     figure = _figure(11, 4.2)
     left, right = figure.subplots(1, 2, sharey=True)
     _over_steps(left, runs, labels, "mask_rate", 100.0, "{:.0f} %")
-    _over_steps(right, runs, labels, "pseudo_label_accuracy", 100.0, "{:.0f} %")
+    _over_steps(right, runs, labels, "pseudo_label_accuracy", 1.0, "{:.0f} %")
     left.set_title("kept: above the threshold")
     right.set_title("right, of the kept ones")
     left.set_ylabel("pseudo-labels (%)")
@@ -238,7 +238,8 @@ def _views(views: ViewsSheet) -> Figure:
                 done = views.captions[column][row - 2].replace(", ", "\n")
                 axes.set_xlabel(done, fontsize=7.5)
     side = views.original.shape[1]
-    figure.suptitle(f"Training views, {side} x {side} px", fontweight="bold")
+    note = "" if views.captions is None else "; below strong views: operations applied, in order"
+    figure.suptitle(f"Training views, {side} x {side} px{note}", fontsize=11, fontweight="bold")
     return figure
 
 

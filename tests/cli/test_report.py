@@ -57,7 +57,7 @@ def write_run(path: Path, summary: dict[str, Any], periods: int = 6, **row: Any)
             "step": 200 * (i + 1),
             "period": i + 1,
             "mask_rate": 0.1 * i,
-            "pseudo_label_accuracy": 0.9,
+            "pseudo_label_accuracy": 90.0,
             "kl_pi_u": 1.0 / (i + 1),
             "top1": 50.0 + i if i % 2 else None,
         }
@@ -226,6 +226,7 @@ def make_views(count: int = 3, num_strong: int = 2) -> ViewsSheet:
     )
 
 
+@pytest.mark.filterwarnings("error")  # matplotlib warns where a layout does not fit
 @pytest.mark.parametrize("num_classes", [4, 40])
 def test_all_figures_are_written(tmp_path: Path, num_classes: int) -> None:
     run = write_run(tmp_path / "a", make_summary(num_classes))
@@ -251,7 +252,13 @@ def test_what_is_unknown_is_not_drawn(tmp_path: Path) -> None:
 def two_runs(num_classes: int, names: list[str] | None = None) -> list[Run]:
     values = {} if names is None else {"class_names": names}
     rows = [
-        {"step": 100 * i, "kl_pi_u": 1 / i, "top1": 20.0 * i, "mask_rate": 0.25 * i}
+        {
+            "step": 100 * i,
+            "kl_pi_u": 1 / i,
+            "top1": 20.0 * i,
+            "mask_rate": 0.25 * i,
+            "pseudo_label_accuracy": 10.0 * i,
+        }
         for i in (1, 2, 3)
     ]
     return [
@@ -277,7 +284,8 @@ def test_lines_have_the_values_of_the_metrics() -> None:
     axes = figures._kl(runs, ["SimPro", "FixMatch"]).axes[0]  # type: ignore[union-attr]
     assert axes.lines[0].get_xdata().tolist() == [100, 200, 300]
     assert axes.lines[0].get_ydata().tolist() == pytest.approx([1, 1 / 2, 1 / 3])
-    kept = figures._pseudo_labels(runs, ["SimPro", "FixMatch"]).axes[0]
+    kept, right = figures._pseudo_labels(runs, ["SimPro", "FixMatch"]).axes
+    assert right.lines[0].get_ydata().tolist() == [10.0, 20.0, 30.0]
     assert kept.lines[1].get_ydata().tolist() == [25.0, 50.0, 75.0]
     assert axes.get_ylim()[1] >= 1.0, "the largest value must be inside the picture"
 
