@@ -78,6 +78,9 @@ class DaliLoader:
         self._for_parameters: deque[_Prepared] = deque()
         self._for_output: deque[_Prepared] = deque()
         self._failure: str | None = None
+        # torch fixes a thread's pool size at its first use. Do it for this one before the pipeline's
+        # threads choose theirs, which would otherwise become its default.
+        torch.get_num_threads()
         padded = reflect_pad(dataset.images, views.shift)
         self._padded_host = padded
         self._padded_device = torch.from_numpy(padded).to(device) if device.type == "cuda" else None
@@ -96,7 +99,10 @@ class DaliLoader:
             raise UserError(f"data of step {step}: {self._failure or 'the loader is closed'}")
         self._counter.take(step)
         try:
-            (output,) = self._pipe.run()
+            if self._device.type == "cuda":
+                (output,) = self._pipe.run(torch.cuda.current_stream(self._device))
+            else:
+                (output,) = self._pipe.run()
             views = torch.from_dlpack(output.as_tensor()).permute(0, 3, 1, 2)
         except Exception as error:
             reason = self._failure or str(error)

@@ -100,6 +100,10 @@ def strong_view(views: Any, table: Any, *, gpu: bool) -> Any:
 
 
 def _policy_on_cpu(views: Sequence[np.ndarray], table: Sequence[np.ndarray]) -> list[np.ndarray]:
+    # A second pool of torch threads would only spin against the one that trains. The setting is
+    # the calling thread's, here one of the pipeline's own.
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
     return list(strong_policy(torch.from_numpy(np.stack(views)), np.stack(table)).numpy())
 
 
