@@ -13,8 +13,14 @@ except ImportError:
     INTERPRETED = False
 else:
     HAS_TRITON = True
-    # Triton decides at decoration time, so the setting at import is the one that counts.
-    INTERPRETED = bool(triton.knobs.runtime.interpret)
+
+    @triton.jit
+    def _probe() -> None:
+        pass
+
+    # TRITON_INTERPRET counts at decoration, so a decorated function knows and the environment,
+    # which may have changed since, does not.
+    INTERPRETED = not isinstance(_probe, triton.JITFunction)
 
 IMPLEMENTATIONS = ("auto", "triton", "eager")
 

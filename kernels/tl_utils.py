@@ -1,3 +1,5 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# Arguments of a jitted kernel are pointers and numbers of the compiler, not Python types.
 """What the kernels share: tile sizes, alignment, the second reduction, softmax pieces.
 
 Legend: K classes, G programs of a launch. Programs are persistent (each walks over row tiles in a
@@ -15,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MAX_ONE_BLOCK = 4096
+MAX_ONE_BLOCK = 2048
 """Up to this many classes a row is one block in registers; beyond, blocks with online softmax."""
 
 _MAX_ALIGN = 8
@@ -23,35 +25,44 @@ _MAX_ALIGN = 8
 
 @dataclass(frozen=True)
 class Tile:
-    """Launch constants, a function of K alone (never of the batch or the device)."""
+    """Launch constants, a function of K alone."""
 
     rows: int
     """Rows a program works on at a time."""
     block: int
     """Columns of one block, a power of two."""
     warps: int
-    max_programs: int
-    """Upper end of the grid: bounds the partial sums, fixed so that results fit any device."""
+    programs_per_multiprocessor: int
+    """What the registers allow to be resident, so that all programs run in one wave."""
 
-    def programs(self, num_rows: int) -> int:
-        return max(1, min(triton.cdiv(num_rows, self.rows), self.max_programs))
+    def programs(self, num_rows: int, device: torch.device) -> int:
+        """Grid size: persistent programs, at most one row tile each too many."""
+        resident = self.programs_per_multiprocessor * _multiprocessors(device)
+        return max(1, min(triton.cdiv(num_rows, self.rows), resident))
+
+
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 4  # interpreted: enough programs to exercise the second reduction
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def tile_for(num_classes: int) -> Tile:
     """The one place where K chooses the code path.
 
-    One block: about 1,024 elements a tile (8 a lane at 4 warps, one 16-byte load in bfloat16), and
-    1,056 programs, which is 8 on each of 132 multiprocessors. Column blocks: two rows at a time
-    halve the traffic of the per-class partial sums; 132 programs keep the rows in work (and the
-    partial sums) within the L2 cache, which serves the second reads.
+    One block: 8 elements a lane from 256 columns on (one 16-byte load in bfloat16), 4 below, where
+    rows rarely allow wide loads and every lane keeps several addresses. Column blocks: two rows at
+    a time halve the traffic of the per-class partial sums; one program on each multiprocessor
+    keeps the rows in work and the partial sums within the L2 cache, which serves the second reads.
     """
     if num_classes > MAX_ONE_BLOCK:
-        return Tile(rows=2, block=4096, warps=16, max_programs=132)
+        return Tile(rows=2, block=4096, warps=16, programs_per_multiprocessor=1)
     block = triton.next_power_of_2(num_classes)
     if block > 1024:
-        return Tile(rows=1, block=block, warps=block // 256, max_programs=1056)
-    # A row tile of more than 128 rows would leave small batches to one multiprocessor.
-    return Tile(rows=min(128, 1024 // block), block=block, warps=4, max_programs=1056)
+        return Tile(rows=1, block=block, warps=8, programs_per_multiprocessor=2)
+    # A tile of many rows would leave a small batch to a few multiprocessors.
+    rows = min(32, (1024 if block >= 256 else 512) // block)
+    return Tile(rows=rows, block=block, warps=4, programs_per_multiprocessor=6)
 
 
 def rows_of(logits: Tensor) -> Tensor:
@@ -139,7 +150,6 @@ def reduce_partials_kernel(
     for start in range(0, G, _REDUCE_ROWS):
         rows = start + tl.arange(0, _REDUCE_ROWS)
         in_rows = rows < G
-        # At most 1,056 x K elements: past 2**31 only for more than 2 million classes.
         offsets = rows[:, None].to(tl.int64) * K + cols[None, :]
         in_tile = in_rows[:, None] & (cols < K)[None, :]
         mass += tl.sum(tl.load(partial_mass_ptr + offsets, mask=in_tile, other=0.0), 0)

@@ -1,7 +1,11 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# Arguments of a jitted kernel are pointers and numbers of the compiler, not Python types.
 """One pass over the logits: cross-entropy with a log-prior, and its gradient.
 
 Legend: B images, L views, K classes, R = L*B rows, G programs; the mathematics is in README.md.
 """
+
+import functools
 
 import torch
 import triton
@@ -196,11 +200,11 @@ def launch(
     logits, targets = rows_of(logits), targets.contiguous()
     (num_rows, num_classes), num_images = logits.shape, targets.shape[0]
     tile = tile_for(num_classes)
-    programs = tile.programs(num_rows)
-    float32 = {"dtype": torch.float32, "device": logits.device}
-    row_loss = torch.empty(num_rows, **float32)
-    weight = torch.empty((), **float32)
-    partial_loss = torch.empty(programs, **float32)
+    programs = tile.programs(num_rows, logits.device)
+    empty = functools.partial(torch.empty, dtype=torch.float32, device=logits.device)
+    row_loss = empty(num_rows)
+    weight = empty(())
+    partial_loss = empty(programs)
     grad = logits.new_empty(num_rows if with_grad else 0, num_classes)
     kernel = column_blocks_kernel if num_classes > MAX_ONE_BLOCK else one_block_kernel
     with on_device_of(logits):

@@ -1,8 +1,12 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+# Arguments of a jitted kernel are pointers and numbers of the compiler, not Python types.
 """One pass over the logits: pseudo-labels, masked cross-entropy, its gradient, class mass.
 
 Legend: N images, V strong views, K classes, G programs; the mathematics is in README.md. All
 arithmetic is float32; logits and gradient are rounded at the load and at the store only.
 """
+
+import functools
 
 import torch
 import triton
@@ -297,13 +301,13 @@ def launch(
     (num_images, num_classes), num_rows = weak.shape, strong.shape[0]
     num_views = num_rows // num_images if num_images else 1
     tile = tile_for(num_classes)
-    programs = tile.programs(num_images)
-    float32 = {"dtype": torch.float32, "device": weak.device}
-    row_loss = torch.empty(num_rows, **float32)
+    programs = tile.programs(num_images, weak.device)
+    empty = functools.partial(torch.empty, dtype=torch.float32, device=weak.device)
+    row_loss = empty(num_rows)
     mask = torch.empty(num_images, dtype=torch.bool, device=weak.device)
-    max_prob = torch.empty(num_images, **float32)
-    partial_mass = torch.empty(programs, num_classes, **float32)
-    partial_loss = torch.empty(programs, **float32)
+    max_prob = empty(num_images)
+    partial_mass = empty(programs, num_classes)
+    partial_loss = empty(programs)
     grad = strong.new_empty(num_rows if with_grad else 0, num_classes)
     kernel = column_blocks_kernel if num_classes > MAX_ONE_BLOCK else one_block_kernel
     with on_device_of(weak):
