@@ -78,8 +78,8 @@ class DaliLoader:
         self._for_parameters: deque[_Prepared] = deque()
         self._for_output: deque[_Prepared] = deque()
         self._failure: str | None = None
-        # torch fixes a thread's pool size at its first use. Do it for this one before the pipeline's
-        # threads choose theirs, which would otherwise become its default.
+        # torch fixes the pool size of a thread at its first use. Do it for this one before the
+        # threads of the pipeline choose theirs, which would otherwise become its default.
         torch.get_num_threads()
         padded = reflect_pad(dataset.images, views.shift)
         self._padded_host = padded

@@ -244,7 +244,13 @@ class ViewDraws:
         return len(self.flip)
 
     def as_lists(self) -> dict[str, list]:
+        """Plain lists for a report."""
         return {field.name: getattr(self, field.name).tolist() for field in fields(self)}
+
+    @classmethod
+    def from_lists(cls, lists: dict[str, list]) -> ViewDraws:
+        """The inverse of `as_lists`."""
+        return cls(**{field.name: np.asarray(lists[field.name]) for field in fields(cls)})
 
 
 def view_draws(

@@ -1,0 +1,51 @@
+"""A step's views from its recorded draws, without a pipeline: for reports and figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from simpro_fast.data.draws import ViewDraws
+from simpro_fast.data.graph import reflect_pad
+from simpro_fast.data.loader import Views
+from simpro_fast.data.policy import strong_policy, strong_table
+from simpro_fast.data.sources import ArrayDataset
+
+
+def replay_views(
+    description: dict[str, Any], dataset: ArrayDataset, views: Views
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the views of `Loader.describe` again.
+
+    Returns:
+        labeled uint8 [L, b, H, W, 3] and unlabeled uint8 [1+V, m, H, W, 3]; view 0 is the weak
+        one. They are what the pipeline had before it normalised.
+    """
+    labeled, unlabeled = (
+        _replay(
+            dataset.images[np.asarray(description[kind])],
+            ViewDraws.from_lists(description[f"{kind}_views"]),
+            views,
+        )
+        for kind in ("labeled", "unlabeled")
+    )
+    return labeled, unlabeled
+
+
+def _replay(images: np.ndarray, draws: ViewDraws, views: Views) -> np.ndarray:
+    count, side = len(images), views.image_size
+    num_views = len(draws) // count
+    flip = draws.flip[:, None, None, None]
+    flipped = np.tile(images, (num_views, 1, 1, 1))
+    padded = reflect_pad(np.where(flip, flipped[:, :, ::-1], flipped), views.shift)
+    weak = np.stack(
+        [
+            image[y : y + side, x : x + side]
+            for image, (y, x) in zip(padded, draws.shift, strict=True)
+        ]
+    )
+    table = strong_table(draws, cutout=views.cutout, width=side, height=side)
+    weak[count:] = strong_policy(torch.from_numpy(weak[count:]), table[count:]).numpy()
+    return weak.reshape(num_views, count, side, side, 3)
