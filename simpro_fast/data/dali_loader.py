@@ -24,8 +24,8 @@ class _Prepared:
     """A step whose inputs the pipeline has taken, or is about to take."""
 
     step: int
-    index: np.ndarray
-    """int64 [rows]: image in the data set of each view."""
+    rows: np.ndarray
+    """int64 [views]: row of each view's image in the resident array."""
     parameters: tuple[np.ndarray, ...]
     targets: np.ndarray
     truth: np.ndarray
@@ -81,9 +81,15 @@ class DaliLoader:
         # torch fixes the pool size of a thread at its first use. Do it for this one before the
         # threads of the pipeline choose theirs, which would otherwise become its default.
         torch.get_num_threads()
-        padded = reflect_pad(dataset.images, views.shift)
-        self._padded_host = padded
-        self._padded_device = torch.from_numpy(padded).to(device) if device.type == "cuda" else None
+        # Only the images that the split uses are kept padded; rows number them.
+        used, rows = np.unique(
+            np.concatenate([split.labeled, split.unlabeled]), return_inverse=True
+        )
+        self._labeled_rows, self._unlabeled_rows = np.split(rows, [len(split.labeled)])
+        self._padded = reflect_pad(dataset.images[used], views.shift)
+        self._padded_on_gpu = (
+            torch.from_numpy(self._padded).to(device) if device.type == "cuda" else None
+        )
         self._pipe: Any = build_pipeline(
             self._image_source,
             self._parameter_source,
@@ -105,7 +111,7 @@ class DaliLoader:
                 (output,) = self._pipe.run()
             views = torch.from_dlpack(output.as_tensor()).permute(0, 3, 1, 2)
         except Exception as error:
-            reason = self._failure or str(error)
+            reason = self._failure or _reason(error)
             self.close()
             self._failure = reason
             raise UserError(f"data of step {step}: {reason}") from error
@@ -131,10 +137,8 @@ class DaliLoader:
 
     def close(self) -> None:
         pipe, self._pipe = self._pipe, None
-        if pipe is not None:
-            pipe._shutdown()
-            del pipe
-        self._padded_device = None
+        del pipe  # the last reference: its threads end here
+        self._padded_on_gpu = None
 
     def __del__(self) -> None:
         if getattr(self, "_pipe", None) is not None:
@@ -142,10 +146,10 @@ class DaliLoader:
 
     def _image_source(self) -> np.ndarray | torch.Tensor:
         """Padded images uint8 [rows, H+2p, W+2p, 3] of the next step, where the pipeline runs."""
-        index = self._prepared(self._for_images).index
-        if self._padded_device is None:
-            return self._padded_host[index]
-        return self._padded_device[torch.from_numpy(index).to(self._device)]
+        rows = self._prepared(self._for_images).rows
+        if self._padded_on_gpu is None:
+            return self._padded[rows]
+        return self._padded_on_gpu[torch.from_numpy(rows).to(self._device)]
 
     def _parameter_source(self) -> tuple[np.ndarray, ...]:
         return self._prepared(self._for_parameters).parameters
@@ -166,13 +170,11 @@ class DaliLoader:
 
     def _prepare(self, draws: StepDraws) -> _Prepared:
         """Inputs of the pipeline, rows in the order of `Batch.views`."""
-        labeled = self._split.labeled[draws.labeled]
-        unlabeled = self._split.unlabeled[draws.unlabeled]
         shapes, views = self._shapes, self._views
-        index = np.concatenate(
+        rows = np.concatenate(
             [
-                np.tile(labeled, shapes.labeled_views),
-                np.tile(unlabeled, 1 + shapes.strong_views),
+                np.tile(self._labeled_rows[draws.labeled], shapes.labeled_views),
+                np.tile(self._unlabeled_rows[draws.unlabeled], 1 + shapes.strong_views),
             ]
         )
         tables, shifts, flips = [], [], []
@@ -190,8 +192,14 @@ class DaliLoader:
         crop = crop_inputs(np.concatenate(shifts), np.concatenate(flips), views.shift)
         return _Prepared(
             step=draws.step,
-            index=index,
+            rows=rows,
             parameters=(*crop, np.concatenate(tables)),
-            targets=self._dataset.labels[labeled],
-            truth=self._dataset.labels[unlabeled],
+            targets=self._dataset.labels[self._split.labeled[draws.labeled]],
+            truth=self._dataset.labels[self._split.unlabeled[draws.unlabeled]],
         )
+
+
+def _reason(error: Exception) -> str:
+    """The line of a DALI error that says what happened; the rest stays in the exception's cause."""
+    text = str(error).rpartition("encountered:")[2]
+    return next((line.strip() for line in text.splitlines() if line.strip()), repr(error))

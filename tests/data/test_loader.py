@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 from simpro_fast.config.schema import DataConfig
-from simpro_fast.data import dali_loader
+from simpro_fast.data import dali_loader, graph
 from simpro_fast.data.loader import (
     Batch,
     Loader,
@@ -264,6 +266,17 @@ def test_a_failure_names_its_step_and_stays(make: Make, monkeypatch: pytest.Monk
         loader.next(3)
 
 
+def test_a_failure_inside_the_graph_is_one_line(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> torch.Tensor:
+        raise OSError("disk on fire")
+
+    monkeypatch.setattr(graph, "strong_policy", broken)
+    with pytest.raises(UserError, match=r"^data of step 0: .*disk on fire$"):
+        make().next(0)
+
+
 def threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
@@ -286,12 +299,27 @@ def test_close_leaves_no_thread(make: Make) -> None:
         loaders[0].next(1)
 
 
-def test_training_threads_keep_their_number(make: Make) -> None:
-    before = torch.get_num_threads()
-    loader = make()
-    for step in range(3):
-        loader.next(step)
-    assert torch.get_num_threads() == before
+def test_training_threads_keep_their_number() -> None:
+    """In a fresh process, where torch has not settled this thread's number yet."""
+    code = """
+import numpy, torch
+torch.set_num_threads(3)
+from simpro_fast.config.schema import DataConfig
+from simpro_fast.data.loader import build_loader
+from simpro_fast.data.sources import load_dataset
+from simpro_fast.data.splits import make_split
+data = DataConfig(labeled_max=10, unlabeled_max=10, gamma_labeled=2.0, test_per_class=5,
+                  batch_size=8, mu=2)
+digits = load_dataset(data)
+loader = build_loader(data, digits, make_split(data, digits, 1), labeled_views=2, strong_views=2,
+                      seed=1, rank=0, world_size=1, device=torch.device("cpu"), start_step=0,
+                      num_threads=1)
+for step in range(3):
+    loader.next(step)
+print(torch.get_num_threads())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["3"]
 
 
 def test_resolve_views() -> None:
