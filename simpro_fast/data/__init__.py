@@ -1,1 +1,1 @@
-
+"""Data sets, splits, draws, augmentation graphs and loaders."""

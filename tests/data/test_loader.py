@@ -126,9 +126,12 @@ def test_a_batch_is_a_function_of_the_step(make: Make) -> None:
     assert not torch.equal(make(seed=2).next(0).views, batches[0].views)
 
 
-@pytest.mark.parametrize("prefetch", [1, 4])
-def test_the_depth_of_prefetching_changes_nothing(make: Make, prefetch: int) -> None:
-    usual, other = make(), make(CONFIG.model_copy(update={"prefetch": prefetch}))
+@pytest.mark.parametrize(("prefetch", "num_threads"), [(1, 1), (4, 3)])
+def test_prefetching_and_threads_change_nothing(
+    make: Make, prefetch: int, num_threads: int
+) -> None:
+    usual = make()
+    other = make(CONFIG.model_copy(update={"prefetch": prefetch}), num_threads=num_threads)
     for step in range(5):
         assert_equal(other.next(step), usual.next(step))
 
