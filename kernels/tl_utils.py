@@ -121,6 +121,33 @@ def finite_or_zero_shift(top):
 
 
 @triton.jit
+def exp_and_sums(values, shift):
+    """exp(values - shift) [rows, cols], and its row sums: the ones apart from the rest.
+
+    In a confident row the maximum contributes 1 and the other classes next to nothing. Added up
+    one after the other to 1, they lose in float32 what the gradient of such a row consists of.
+    """
+    exp = tl.exp(values - shift[:, None])
+    ones = tl.sum(tl.where(exp == 1.0, 1.0, 0.0), 1)
+    rest = tl.sum(tl.where(exp == 1.0, 0.0, exp), 1)
+    return exp, ones, rest
+
+
+@triton.jit
+def online_softmax_step(top, ones, rest, values):
+    """Merge a block of columns into the running maximum and sums; safe for -inf blocks."""
+    new_top = tl.maximum(top, tl.max(values, 1))
+    shift = finite_or_zero_shift(new_top)
+    _, block_ones, block_rest = exp_and_sums(values, shift)
+    scale = tl.exp(top - shift)
+    # Under a new maximum the former ones are ordinary terms.
+    same = top == new_top
+    rest = rest * scale + tl.where(same, 0.0, ones * scale) + block_rest
+    ones = tl.where(same, ones, 0.0) + block_ones
+    return new_top, ones, rest
+
+
+@triton.jit
 def load_prior(prior_ptr, cols, in_row, HAS_PRIOR: tl.constexpr):
     """log_prior [cols] in float32, zeros without one."""
     if HAS_PRIOR:

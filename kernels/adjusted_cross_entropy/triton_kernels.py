@@ -14,9 +14,11 @@ from simpro_kernels.tl_utils import (
     MAX_ONE_BLOCK,
     aligned_pointers,
     alignment,
+    exp_and_sums,
     finite_or_zero_shift,
     load_prior,
     on_device_of,
+    online_softmax_step,
     reduce_partials,
     row_offsets,
     rows_of,
@@ -89,9 +91,10 @@ def one_block_kernel(
         # Ignored rows are not read.
         logits = tl.load(pointers, mask=used[:, None] & in_row[None, :], other=float("-inf"))
         logits = logits.to(tl.float32) + prior[None, :]
-        shifted = logits - finite_or_zero_shift(tl.max(logits, 1))[:, None]
-        exp = tl.exp(shifted)
-        normaliser = tl.sum(exp, 1)
+        shift = finite_or_zero_shift(tl.max(logits, 1))
+        exp, ones, rest = exp_and_sums(logits, shift)
+        normaliser = ones + rest
+        shifted = logits - shift[:, None]
         at_target = cols[None, :] == target[:, None]
         loss = tl.log(normaliser) - tl.sum(tl.where(at_target, shifted, 0.0), 1)
         loss = tl.where(used, loss, 0.0)
@@ -142,7 +145,8 @@ def column_blocks_kernel(
             targets_ptr, rows, in_batch, R, B, K, ignore_index
         )
         top = tl.full([ROWS], float("-inf"), dtype=tl.float32)
-        normaliser = tl.zeros([ROWS], dtype=tl.float32)
+        ones = tl.zeros([ROWS], dtype=tl.float32)
+        rest = tl.zeros([ROWS], dtype=tl.float32)
         at_target_logit = tl.zeros([ROWS], dtype=tl.float32)
         for start in range(0, K, BLOCK):
             cols = start + tl.arange(0, BLOCK)
@@ -153,12 +157,8 @@ def column_blocks_kernel(
             logits += load_prior(prior_ptr, cols, in_row, HAS_PRIOR)[None, :]
             at_target = cols[None, :] == target[:, None]
             at_target_logit += tl.sum(tl.where(at_target, logits, 0.0), 1)
-            new_top = tl.maximum(top, tl.max(logits, 1))
-            shift = finite_or_zero_shift(new_top)
-            normaliser = normaliser * tl.exp(top - shift) + tl.sum(
-                tl.exp(logits - shift[:, None]), 1
-            )
-            top = new_top
+            top, ones, rest = online_softmax_step(top, ones, rest, logits)
+        normaliser = ones + rest
         shift = finite_or_zero_shift(top)
         loss = tl.where(used, tl.log(normaliser) - (at_target_logit - shift), 0.0)
         loss = tl.where(out_of_range, float("nan"), loss)

@@ -15,9 +15,11 @@ from simpro_kernels.tl_utils import (
     MAX_ONE_BLOCK,
     aligned_pointers,
     alignment,
+    exp_and_sums,
     finite_or_zero_shift,
     load_prior,
     on_device_of,
+    online_softmax_step,
     reduce_partials,
     row_offsets,
     rows_of,
@@ -94,8 +96,8 @@ def one_block_kernel(
         weak = tl.load(weak_ptrs, mask=in_tile, other=float("-inf")).to(tl.float32)
         weak += prior_weak[None, :]
         top = tl.max(weak, 1)
-        exp = tl.exp(weak - finite_or_zero_shift(top)[:, None])
-        normaliser = tl.sum(exp, 1)
+        exp, ones, rest = exp_and_sums(weak, finite_or_zero_shift(top))
+        normaliser = ones + rest
         max_prob, keep, poison = keep_or_poison(top, normaliser, in_batch, threshold)
         if HARD:
             at_top = weak == top[:, None]
@@ -116,9 +118,10 @@ def one_block_kernel(
                 tl.float32
             )
             strong += prior_strong[None, :]
-            shifted = strong - finite_or_zero_shift(tl.max(strong, 1))[:, None]
-            exp_strong = tl.exp(shifted)
-            normaliser_strong = tl.sum(exp_strong, 1)
+            shift = finite_or_zero_shift(tl.max(strong, 1))
+            exp_strong, ones, rest = exp_and_sums(strong, shift)
+            normaliser_strong = ones + rest
+            shifted = strong - shift[:, None]
             # A class without target mass costs 0, also where its logit is -inf.
             gain = tl.sum(tl.where(target == 0.0, 0.0, target * shifted), 1)
             loss = tl.where(keep, tl.log(normaliser_strong) - gain, 0.0)
@@ -178,7 +181,8 @@ def column_blocks_kernel(
         in_batch = rows < N
 
         top = tl.full([ROWS], float("-inf"), dtype=tl.float32)
-        normaliser = tl.zeros([ROWS], dtype=tl.float32)
+        ones = tl.zeros([ROWS], dtype=tl.float32)
+        rest = tl.zeros([ROWS], dtype=tl.float32)
         label = tl.zeros([ROWS], dtype=tl.int32)
         for start in range(0, K, BLOCK):
             cols = start + tl.arange(0, BLOCK)
@@ -187,16 +191,14 @@ def column_blocks_kernel(
             weak_ptrs = aligned_pointers(weak_ptr, rows, stride_weak, cols, ALIGN)
             weak = tl.load(weak_ptrs, mask=in_tile, other=float("-inf")).to(tl.float32)
             weak += load_prior(prior_weak_ptr, cols, in_row, HAS_PRIOR_WEAK)[None, :]
-            block_top = tl.max(weak, 1)
             if HARD:
+                block_top = tl.max(weak, 1)
                 at_top = weak == block_top[:, None]
                 block_label = tl.min(tl.where(at_top, cols[None, :], K), 1)
                 # Strictly larger: the lowest index wins a tie between blocks.
                 label = tl.where(block_top > top, block_label, label)
-            new_top = tl.maximum(top, block_top)
-            shift = finite_or_zero_shift(new_top)
-            normaliser = normaliser * tl.exp(top - shift) + tl.sum(tl.exp(weak - shift[:, None]), 1)
-            top = new_top
+            top, ones, rest = online_softmax_step(top, ones, rest, weak)
+        normaliser = ones + rest
         max_prob, keep, poison = keep_or_poison(top, normaliser, in_batch, threshold)
         tl.store(mask_ptr + rows, keep, mask=in_batch)
         tl.store(max_prob_ptr + rows, max_prob, mask=in_batch)
@@ -206,7 +208,8 @@ def column_blocks_kernel(
         for view in range(V):
             strong_rows = rows + tl.cast(view, tl.int64) * N
             top_strong = tl.full([ROWS], float("-inf"), dtype=tl.float32)
-            normaliser_strong = tl.zeros([ROWS], dtype=tl.float32)
+            ones = tl.zeros([ROWS], dtype=tl.float32)
+            rest = tl.zeros([ROWS], dtype=tl.float32)
             gain = tl.zeros([ROWS], dtype=tl.float32)
             target_sum = tl.zeros([ROWS], dtype=tl.float32)
             if any_kept:
@@ -231,17 +234,16 @@ def column_blocks_kernel(
                     )
                     strong = tl.load(strong_ptrs, mask=in_kept, other=float("-inf")).to(tl.float32)
                     strong += load_prior(prior_strong_ptr, cols, in_row, HAS_PRIOR_STRONG)[None, :]
-                    new_top = tl.maximum(top_strong, tl.max(strong, 1))
-                    shift = finite_or_zero_shift(new_top)
-                    shifted = strong - shift[:, None]
-                    rescale = tl.exp(top_strong - shift)
-                    normaliser_strong = normaliser_strong * rescale + tl.sum(tl.exp(shifted), 1)
-                    # gain = sum q (s - max) so far; a new maximum moves it by the mass so far.
                     old_shift = finite_or_zero_shift(top_strong)
+                    top_strong, ones, rest = online_softmax_step(top_strong, ones, rest, strong)
+                    shift = finite_or_zero_shift(top_strong)
+                    # gain = sum q (s - max) so far; a new maximum moves it by the mass so far. A
+                    # class without target mass costs 0, also where its logit is -inf.
                     gain += target_sum * (old_shift - shift)
-                    gain += tl.sum(tl.where(target == 0.0, 0.0, target * shifted), 1)
+                    gained = tl.where(target == 0.0, 0.0, target * (strong - shift[:, None]))
+                    gain += tl.sum(gained, 1)
                     target_sum += tl.sum(target, 1)
-                    top_strong = new_top
+            normaliser_strong = ones + rest
             loss = tl.where(keep, tl.log(normaliser_strong) - gain, 0.0)
             loss = tl.where(poison, float("nan"), loss)
             tl.store(row_loss_ptr + strong_rows, loss, mask=in_batch)

@@ -1,0 +1,57 @@
+"""Kernels run compiled where there is a CUDA device and interpreted elsewhere."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+HAS_CUDA = torch.cuda.is_available()
+
+# Triton reads the setting when a kernel is decorated, so it must stand before the first import.
+if not HAS_CUDA and "triton" not in sys.modules:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+from simpro_kernels import dispatch  # noqa: E402
+
+RUNNABLE = dispatch.HAS_TRITON and (HAS_CUDA or dispatch.INTERPRETED)
+
+# Another folder of the same pytest run has imported Triton: then these tests run as one test, in a
+# process of their own.
+OWN_PROCESS_TEST = "test_own_process.py"
+collect_ignore = (
+    [] if RUNNABLE else [p.name for p in HERE.glob("test_*.py") if p.name != OWN_PROCESS_TEST]
+)
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda" if HAS_CUDA else "cpu")
+
+
+@pytest.fixture
+def runnable() -> bool:
+    return RUNNABLE
+
+
+@pytest.fixture
+def nan_in_empty_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Outputs that a kernel does not write are NaN (True for a mask), not lucky zeros."""
+
+    def poisoned(make: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> torch.Tensor:
+            tensor: torch.Tensor = make(*args, **kwargs)
+            if tensor.is_floating_point():
+                return tensor.fill_(torch.nan)
+            return tensor.fill_(True) if tensor.dtype == torch.bool else tensor
+
+        return wrapper
+
+    monkeypatch.setattr(torch, "empty", poisoned(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
+    yield
