@@ -29,7 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--config", required=True, help="YAML file or the name of a shipped one: digits_lt/reversed"
+        "--config", help="YAML file or the name of a shipped one: digits_lt/reversed (required)"
     )
     parser.add_argument("--print-config", action="store_true", help="print the configuration, stop")
     parser.add_argument(
@@ -51,6 +51,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         close = difflib.get_close_matches(flag, flags, n=1)
         hint = f"; did you mean {close[0]}?" if close else "; see --help"
         raise ConfigError(f"unknown argument {unknown[0]}{hint}")
+    if known.config is None:
+        raise ConfigError("--config is missing; for example --config digits_lt/reversed")
     return known
 
 

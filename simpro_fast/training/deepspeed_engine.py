@@ -123,6 +123,21 @@ class DeepSpeedEngine:
         self._optimizer.refresh_fp32_params()
         self._scatter_slots(state["optimizer"])
 
+    def _link_slots(self) -> None:
+        """Point every weight at its part of the sharded slots.
+
+        DeepSpeed 0.19 does so after the step of the first parameter group only, when the later
+        groups (here: the undecayed one) have no slots yet.
+        """
+        from deepspeed.utils import lazy_init_hp_params_optimizer_state
+
+        for weights, shard in zip(
+            self._optimizer.bit16_groups,
+            self._optimizer.single_partition_of_fp32_groups,
+            strict=True,
+        ):
+            lazy_init_hp_params_optimizer_state(weights, shard, self._torch_optimizer.state)
+
     def _slot_names(self) -> tuple[list[str], bool]:
         """Names of the per-weight slots of the sharded optimizer, and whether it counts steps."""
         first = next(iter(self._torch_optimizer.state.values()), {})
@@ -132,6 +147,7 @@ class DeepSpeedEngine:
     def _gather_slots(self) -> dict[str, dict[str, Any]]:
         from deepspeed.utils import safe_get_full_optimizer_state
 
+        self._link_slots()
         names, counts_steps = self._slot_names()
         slots: dict[str, dict[str, Any]] = {}
         for name, parameter in self.module.named_parameters():
@@ -151,6 +167,7 @@ class DeepSpeedEngine:
     def _scatter_slots(self, slots: dict[str, dict[str, Any]]) -> None:
         from deepspeed.utils import safe_set_full_optimizer_state
 
+        self._link_slots()
         names, counts_steps = self._slot_names()
         for name, parameter in self.module.named_parameters():
             saved = slots.get(name, {})

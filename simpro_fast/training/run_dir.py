@@ -107,6 +107,7 @@ def environment(ranks: Ranks) -> dict[str, Any]:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
+    versions["torch"] = torch.__version__  # with its build, which the package's metadata lacks
     return {
         "versions": versions,
         "commit": git_commit(),

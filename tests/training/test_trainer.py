@@ -209,7 +209,7 @@ def test_bad_loss_stops_before_the_weights(tiny: MakeConfig, engine: str) -> Non
 
     def watch(loss: torch.Tensor, step: int) -> None:
         if step == 6:
-            weights.append({k: v.clone() for k, v in trainer.model.named_parameters()})
+            weights.append({k: v.clone() for k, v in trainer.model.state_dict().items()})
         original(loss, step)
 
     trainer.guard.watch = watch  # type: ignore[method-assign]
@@ -222,7 +222,9 @@ def test_bad_loss_stops_before_the_weights(tiny: MakeConfig, engine: str) -> Non
     draws = config.run_dir / "not_finite_step6_rank0.json"
     assert str(draws) in message
     assert json.loads(draws.read_text())["step"] == 6
-    assert_bit_equal(dict(trainer.model.named_parameters()), weights[0])
+    after = trainer.model.state_dict()
+    for name, _ in trainer.model.named_parameters():
+        assert torch.equal(after[name], weights[0][name]), name
     for tensor in trainer.ema.state_dict().values():
         assert torch.isfinite(tensor).all()
     for tensor in final_state(config)["ema"].values():
@@ -275,7 +277,9 @@ def test_bf16_keeps_state_in_float32(tiny: MakeConfig) -> None:
     """Case 21: autocast runs on CPU too; only the arithmetic of the layers is bfloat16."""
     losses = {}
     for precision in ("fp32", "bf16"):
-        config = tiny({"train.precision": precision, "name": precision})
+        config = tiny(
+            {"train.precision": precision, "name": precision, "train.steps": 20, "optim.lr": 0.01}
+        )
         train(config)
         losses[precision] = rows(config)[-1]["loss"]
         state = final_state(config)

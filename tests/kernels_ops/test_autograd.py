@@ -1,0 +1,250 @@
+"""How the operations behave inside autograd, torch.compile and a training loop."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from simpro_kernels import adjusted_cross_entropy, pseudo_label_cross_entropy
+from simpro_kernels.adjusted_cross_entropy import custom_op as adjusted_op
+from simpro_kernels.gradient import scale_rows
+from simpro_kernels.pseudo_label_cross_entropy import custom_op as pseudo_op
+from torch import Tensor, nn
+
+IMPLS = pytest.mark.parametrize("impl", ["triton", "eager"])
+Loss = Callable[..., Tensor]
+
+
+def _pseudo(strong: Tensor, impl: str, reduction: str = "mean", threshold: float = 0.3) -> Tensor:
+    """N = len(strong) / 2 images whose weak logits do not depend on the strong ones."""
+    generator = torch.Generator().manual_seed(3)
+    weak = 2 * torch.randn(len(strong) // 2, strong.shape[1], generator=generator)
+    weak = weak.to(strong)
+    out = pseudo_label_cross_entropy(
+        weak, strong, None, None, threshold, reduction=reduction, impl=impl
+    )
+    return out.loss
+
+
+def _adjusted(logits: Tensor, impl: str, reduction: str = "mean") -> Tensor:
+    targets = torch.arange(len(logits) // 2, device=logits.device) % logits.shape[1]
+    prior = torch.linspace(-2, -1, logits.shape[1], device=logits.device)
+    return adjusted_cross_entropy(logits, targets, prior, reduction=reduction, impl=impl)
+
+
+LOSSES = pytest.mark.parametrize("loss", [_pseudo, _adjusted], ids=["pseudo", "adjusted"])
+
+
+def _logits(rows: int, classes: int, device: torch.device, dtype: str = "float32") -> Tensor:
+    generator = torch.Generator().manual_seed(rows + classes)
+    logits = torch.randn(rows, classes, generator=generator)
+    return logits.to(device, getattr(torch, dtype)).requires_grad_()
+
+
+@LOSSES
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_logits_stay_and_a_second_backward_doubles(
+    loss: Loss, dtype: str, device: torch.device
+) -> None:
+    z = _logits(16, 10, device, dtype)
+    before = z.detach().clone()
+    value = loss(z, "triton")
+    value.backward(retain_graph=True)
+    assert z.grad is not None
+    once = z.grad.clone()
+    value.backward()
+    assert torch.equal(z, before)
+    assert torch.equal(z.grad, 2 * once) and once.abs().sum() > 0
+
+
+@LOSSES
+def test_a_graph_that_is_not_retained_is_freed(loss: Loss, device: torch.device) -> None:
+    z = _logits(8, 5, device)
+    value = loss(z, "triton")
+    value.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        value.backward()
+
+
+@LOSSES
+def test_logits_used_twice(loss: Loss, device: torch.device) -> None:
+    """p = softmax(x) feeds the loss and something else: the gradient in x equals torch's."""
+    grads = []
+    for impl in ("triton", "eager"):
+        x = _logits(12, 6, device)
+        p = (3 * x).softmax(1)
+        (loss(p, impl) + p.square().mean()).backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+
+
+@IMPLS
+@LOSSES
+@pytest.mark.parametrize("num_images", [0, 1, 5, 64])
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 1.1], ids=["all", "mixed", "none"])
+def test_rows_are_weighted_by_their_incoming_gradient(
+    threshold: float, num_images: int, loss: Loss, impl: str, device: torch.device
+) -> None:
+    options = {"threshold": threshold} if loss is _pseudo else {}
+    for num_classes in (1, 3, 100):
+        z = _logits(2 * num_images, num_classes, device)
+        weights = torch.linspace(-1, 2, 2 * num_images, device=device)
+        rows = loss(z, impl, reduction="none", **options)
+        with torch.no_grad():
+            assert torch.equal(loss(z, impl, reduction="none", **options), rows)
+        (rows * weights).sum().backward()
+        exact = z.detach().double().requires_grad_()
+        exact_rows = loss(exact, "eager", reduction="none", **options)
+        (exact_rows * weights).sum().backward()
+        torch.testing.assert_close(rows.double(), exact_rows, rtol=1e-5, atol=1e-5)
+        assert z.grad is not None and exact.grad is not None
+        torch.testing.assert_close(z.grad.double(), exact.grad, rtol=1e-4, atol=1e-6)
+        if threshold > 1 and loss is _pseudo:
+            assert (rows == 0).all() and (z.grad == 0).all()
+
+
+@IMPLS
+@LOSSES
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_loss_is_the_same_without_grad(
+    reduction: str, loss: Loss, impl: str, device: torch.device
+) -> None:
+    for num_classes in (10, 5000):
+        z = _logits(6, num_classes, device)
+        with_grad = loss(z, impl, reduction)
+        without = loss(z.detach(), impl, reduction)
+        assert torch.equal(with_grad, without)
+        assert with_grad.requires_grad and not without.requires_grad
+
+
+def test_no_gradient_is_made_when_none_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    wanted: list[bool] = []
+    for op in (pseudo_op, adjusted_op):
+        launch = op.launch
+
+        def recorded(*args, _launch=launch, **options):  # type: ignore[no-untyped-def]
+            wanted.append(options["with_grad"])
+            return _launch(*args, **options)
+
+        monkeypatch.setattr(op, "launch", recorded)
+    z = _logits(6, 4, device)
+    for loss in (_pseudo, _adjusted):
+        loss(z, "triton")
+        loss(z.detach(), "triton")
+        with torch.no_grad():
+            loss(z, "triton")
+    assert wanted == [True, False, False] * 2
+
+
+@LOSSES
+def test_double_backward_is_refused(loss: Loss, device: torch.device) -> None:
+    z = _logits(6, 4, device)
+    (grad,) = torch.autograd.grad(loss(z, "triton"), z, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable once: use impl='eager'"):
+        grad.sum().backward()
+
+
+@LOSSES
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_gradcheck_of_the_eager_twin(reduction: str, loss: Loss) -> None:
+    z = torch.randn(8, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: loss(x, "eager", reduction), z)
+    assert torch.autograd.gradgradcheck(lambda x: loss(x, "eager", reduction), z)
+
+
+@IMPLS
+def test_no_gradient_flows_into_the_weak_logits(impl: str, device: torch.device) -> None:
+    z = _logits(9, 4, device)
+    weak, strong = z[:3], z[3:]
+    out = pseudo_label_cross_entropy(weak, strong, None, None, 0.0, impl=impl)
+    out.loss.backward()
+    assert z.grad is not None
+    assert (z.grad[:3] == 0).all() and (z.grad[3:] != 0).all()
+    assert not (out.class_mass.requires_grad or out.max_prob.requires_grad)
+
+
+def test_float16_mean_gradient_does_not_underflow(device: torch.device) -> None:
+    """1 / (V*N) times a small probability is below float16; the loss scale comes first."""
+    strong = torch.zeros(2048, 2, dtype=torch.float16, device=device)
+    strong[:, 0] = 10.0
+    strong.requires_grad_()
+    weak = strong.detach()[:1024] + 8
+    weak[:, 1] = 0
+    out = pseudo_label_cross_entropy(weak, strong, None, None, 0.5, impl="triton")
+    (out.loss * 2.0**16).backward()
+    expected = 2.0**16 / 2048 * float(torch.tensor([-10.0]).exp())
+    assert strong.grad is not None
+    torch.testing.assert_close(
+        strong.grad[:, 1].float().cpu(), torch.full((2048,), expected), rtol=0.02, atol=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("hard", "mean", "with_grad", "prior"),
+    [(False, True, True, True), (True, False, True, False), (False, False, False, True)],
+)
+def test_opcheck_pseudo(
+    hard: bool, mean: bool, with_grad: bool, prior: bool, device: torch.device
+) -> None:
+    weak = torch.randn(5, 7, device=device)
+    strong = torch.randn(10, 7, device=device, requires_grad=with_grad)
+    priors = [torch.randn(7, device=device) if prior else None for _ in range(2)]
+    arguments = (weak, strong, *priors, 0.2, hard, mean, with_grad)
+    torch.library.opcheck(pseudo_op.pseudo_label_cross_entropy, arguments)
+
+
+@pytest.mark.parametrize("mean", [True, False])
+def test_opcheck_adjusted_and_scaling(mean: bool, device: torch.device) -> None:
+    logits = torch.randn(6, 4, device=device, requires_grad=True)
+    targets = torch.tensor([0, -100, 3], device=device)
+    arguments = (logits, targets, torch.randn(4, device=device), -100, mean, True)
+    torch.library.opcheck(adjusted_op.adjusted_cross_entropy, arguments)
+    factor = torch.randn(() if mean else (6,), device=device)
+    grad = torch.randn(6, 4, device=device)
+    # A second derivative is refused, so there is no compiled backward to compare.
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(scale_rows, (grad, factor, logits), test_utils=tests)
+
+
+@LOSSES
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_compile_without_a_graph_break(loss: Loss, reduction: str, device: torch.device) -> None:
+    def step(z: Tensor) -> Tensor:
+        rows = loss(z * 2, "triton", reduction)
+        return (rows * 0.5).sum()
+
+    grads = []
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    for function in (step, compiled):
+        z = _logits(8, 6, device)
+        value = function(z)
+        value.backward()
+        grads.append((value.detach(), z.grad))
+    for got, want in zip(*grads, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-7)
+
+
+def test_twenty_steps_of_training_equal_eager(device: torch.device) -> None:
+    def train(impl: str) -> list[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 4).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        prior = torch.tensor([0.4, 0.3, 0.2, 0.1], device=device).log()
+        data = torch.randn(20, 8, 6, generator=torch.Generator().manual_seed(1)).to(device)
+        losses = []
+        for x, step in zip(data, itertools.count(), strict=False):
+            logits = model(torch.cat([x, x + 0.1, x - 0.1]))
+            unlabeled = pseudo_label_cross_entropy(
+                logits[:8], logits[8:], 2 * prior, prior, 0.4, hard=step % 2 == 1, impl=impl
+            )
+            targets = torch.arange(8, device=device) % 4
+            labeled = adjusted_cross_entropy(logits[:8], targets, prior, impl=impl)
+            optimizer.zero_grad()
+            (2 * labeled + unlabeled.loss).backward()
+            optimizer.step()
+            losses.append(float(labeled + unlabeled.loss))
+        return losses
+
+    torch.testing.assert_close(train("triton"), train("eager"), rtol=1e-4, atol=1e-5)
