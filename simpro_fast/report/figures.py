@@ -221,8 +221,23 @@ def _views(views: ViewsSheet) -> Figure:
     count, num_strong = views.strong.shape[:2]
     rows = [("original", views.original), ("weak", views.weak)]
     rows += [(f"strong {v + 1}", views.strong[:, v]) for v in range(num_strong)]
-    figure = _figure(1.35 * count + 0.8, 1.62 * len(rows) + 0.5)
-    grid = figure.subplots(len(rows), count, squeeze=False)
+    width, height = 1.35 * count + 0.8, 1.75 * len(rows) + 0.8
+    figure = _figure(width, height)
+    # Fixed margins: the captions differ in length and would otherwise squeeze the images.
+    figure.set_layout_engine("none")
+    grid = figure.subplots(
+        len(rows),
+        count,
+        squeeze=False,
+        gridspec_kw={
+            "left": 0.5 / width,
+            "right": 1 - 0.1 / width,
+            "top": 1 - 0.75 / height,
+            "bottom": 0.45 / height,
+            "hspace": 0.3,
+            "wspace": 0.08,
+        },
+    )
     for row, (name, images) in enumerate(rows):
         for column in range(count):
             axes = grid[row, column]

@@ -140,7 +140,7 @@ class DeepSpeedEngine:
 
     def _slot_names(self) -> tuple[list[str], bool]:
         """Names of the per-weight slots of the sharded optimizer, and whether it counts steps."""
-        first = next(iter(self._torch_optimizer.state.values()), {})
+        first: dict[str, Any] = next(iter(self._torch_optimizer.state.values()), {})
         names = [k for k, v in first.items() if isinstance(v, Tensor) and v.dim() > 0]
         return names, "step" in first
 

@@ -101,7 +101,7 @@ class PlainEngine:
     """PyTorch alone; with several ranks one all-reduce of all gradients after backward."""
 
     def __init__(self, config: Config, model: nn.Module, ranks: Ranks) -> None:
-        self.module = model.to(ranks.device, memory_format=torch.channels_last)
+        self.module = model.to(ranks.device).to(memory_format=torch.channels_last)
         self._net = PrecisionForward(config, self.module, ranks.device)
         self.optimizer = build_optimizer(config.optim, self.module)
         self._grad_clip = config.optim.grad_clip

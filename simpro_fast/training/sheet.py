@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from simpro_fast.training.trainer import Trainer
 
 SHOWN = 8
+# Operations that have no level to show.
+LEVELLESS = (Operation.AUTO_CONTRAST, Operation.EQUALIZE)
 
 
 def views_sheet(trainer: Trainer) -> ViewsSheet:
@@ -44,7 +46,7 @@ def views_sheet(trainer: Trainer) -> ViewsSheet:
 def _caption(draws: dict[str, list[Any]], row: int) -> str:
     """The operations whose coin came up, in order, with their levels."""
     done = [
-        f"{Operation(operation).name.lower()} {level}"
+        Operation(operation).name.lower() + ("" if operation in LEVELLESS else f" {level}")
         for operation, level, applied in zip(
             draws["operation"][row], draws["level"][row], draws["apply"][row], strict=True
         )

@@ -79,6 +79,8 @@ class Trainer:
         self.step = 0
         self.history = History([], 0.0)
         self.last_evaluation: Evaluation | None = None
+        self.stopwatch = Stopwatch()
+        self.board = finish.Board(None)
         self._saved: dict[str, Any] | None = None
         if write:
             self._resume()
@@ -156,6 +158,7 @@ class Trainer:
             self.last_evaluation = self.evaluate()
             self.history.top1.append(self.last_evaluation.top1)
         evaluation = self.last_evaluation
+        kl_pi_u = self.kl_pi_u()
         metrics = {
             "step": self.step,
             "period": -(-self.step // config.train.period),
@@ -163,7 +166,7 @@ class Trainer:
             **row,
             "pi_u": self.method.normalised_pi_u().tolist(),
             "phi": self.method.phi.tolist(),
-            "kl_pi_u": self.kl_pi_u(),
+            "kl_pi_u": kl_pi_u,
             "top1": evaluation.top1 if evaluation else None,
             "top1_class_mean": evaluation.top1_class_mean if evaluation else None,
             "images_per_second": self.stopwatch.views_per_second(self.views_per_step),
@@ -171,9 +174,7 @@ class Trainer:
             "peak_memory_mib": finish.peak_memory_mib(self.ranks.device),
         }
         self.stopwatch = Stopwatch()
-        self.progress.show(
-            self.step, row["loss"] or 0.0, row["mask_rate"] or 0.0, metrics["kl_pi_u"]
-        )
+        self.progress.show(self.step, row["loss"] or 0.0, row["mask_rate"] or 0.0, kl_pi_u)
         if self.write and self.ranks.is_main:
             self.run.append_metrics(metrics)
             self.board.write(metrics)
@@ -226,8 +227,6 @@ class Trainer:
         self.views_per_step = sum(self.rows) * ranks.world_size
         self.guard = FiniteGuard(ranks)
         self.meter = Meter(ranks.device)
-        self.stopwatch = Stopwatch()
-        self.board = finish.Board(None)
 
     def _build_loader(self, make_loader: Callable[..., Loader]) -> Loader:
         config, ranks = self.config, self.ranks
