@@ -17,9 +17,10 @@ Loss = Callable[..., Tensor]
 
 def _pseudo(strong: Tensor, impl: str, reduction: str = "mean", threshold: float = 0.3) -> Tensor:
     """N = len(strong) / 2 images whose weak logits do not depend on the strong ones."""
-    generator = torch.Generator().manual_seed(3)
-    weak = 2 * torch.randn(len(strong) // 2, strong.shape[1], generator=generator)
-    weak = weak.to(strong)
+    num_images, num_classes = len(strong) // 2, strong.shape[1]
+    # Pseudo-random without a generator, which torch.compile cannot trace.
+    weak = 3 * (torch.arange(num_images * num_classes, device=strong.device) ** 1.5).sin()
+    weak = weak.reshape(num_images, num_classes).to(strong.dtype)
     out = pseudo_label_cross_entropy(
         weak, strong, None, None, threshold, reduction=reduction, impl=impl
     )

@@ -1,0 +1,131 @@
+"""Any shape and any strides give what contiguous copies give."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from simpro_kernels import adjusted_cross_entropy, pseudo_label_cross_entropy
+from simpro_kernels.tl_utils import alignment, rows_of
+from torch import Tensor
+
+LAYOUTS = ("contiguous", "row slice", "column slice", "every other row", "transposed")
+
+
+def laid_out(values: Tensor, layout: str) -> Tensor:
+    """The same numbers in memory of another shape, NaN around them."""
+    rows, cols = values.shape
+    shapes = {
+        "contiguous": ((rows, cols), (slice(None), slice(None))),
+        "row slice": ((rows + 3, cols), (slice(3, None), slice(None))),
+        "column slice": ((rows, cols + 5), (slice(None), slice(2, cols + 2))),
+        "every other row": ((2 * rows, cols), (slice(None, None, 2), slice(None))),
+        "transposed": ((cols, rows), None),
+    }
+    shape, index = shapes[layout]
+    memory = torch.full(shape, torch.nan, dtype=values.dtype, device=values.device)
+    view = memory.T if index is None else memory[index]
+    view.copy_(values)
+    return view
+
+
+@settings(
+    max_examples=12 if torch.cuda.is_available() else 60,  # on a device each compiles kernels
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    num_images=st.integers(0, 9),
+    num_classes=st.integers(1, 40),
+    num_views=st.integers(1, 3),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    layouts=st.tuples(st.sampled_from(LAYOUTS), st.sampled_from(LAYOUTS)),
+    hard=st.booleans(),
+)
+def test_strides_do_not_matter(
+    num_images: int,
+    num_classes: int,
+    num_views: int,
+    dtype: torch.dtype,
+    layouts: tuple[str, str],
+    hard: bool,
+) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    generator = torch.Generator().manual_seed(num_images * 41 + num_classes)
+    weak = (3 * torch.randn(num_images, num_classes, generator=generator)).to(device, dtype)
+    strong = torch.randn(num_views * num_images, num_classes, generator=generator)
+    strong = strong.to(device, dtype)
+    results = []
+    for w, s in (
+        (weak, strong),
+        (laid_out(weak, layouts[0]), laid_out(strong, layouts[1])),
+    ):
+        z = s.detach().requires_grad_()
+        out = pseudo_label_cross_entropy(w, z, None, None, 0.5, hard=hard, impl="triton")
+        out.loss.backward()
+        results.append([*out, z.grad])
+    for plain, strided in zip(*results, strict=True):
+        assert torch.equal(plain, strided)
+
+
+@pytest.mark.parametrize("num_classes", [5, 5000])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_labeled_strides_do_not_matter(layout: str, num_classes: int, device: torch.device) -> None:
+    logits = torch.randn(4, num_classes, device=device)
+    targets = torch.tensor([1, 9, 3, 9], device=device)[::2]
+    results = []
+    for values in (logits, laid_out(logits, layout)):
+        z = values.detach().requires_grad_()
+        loss = adjusted_cross_entropy(z, targets, None, impl="triton")
+        loss.backward()
+        results.append((loss.detach(), z.grad))
+    for plain, strided in zip(*results, strict=True):
+        assert torch.equal(plain, strided)
+
+
+def test_expanded_rows_are_not_copied(device: torch.device) -> None:
+    row = torch.randn(1, 6, device=device)
+    weak = row.expand(4, 6)
+    assert rows_of(weak).stride() == (0, 1)
+    one = pseudo_label_cross_entropy(row, row, None, None, 0.0, impl="triton")
+    four = pseudo_label_cross_entropy(weak, weak, None, None, 0.0, impl="triton")
+    torch.testing.assert_close(four.loss, one.loss)
+    torch.testing.assert_close(four.class_mass, 4 * one.class_mass)
+
+
+def test_views_of_one_batch_get_their_own_gradient(device: torch.device) -> None:
+    """The usual call: labeled, weak and strong are slices of one tensor of logits."""
+    grads = []
+    for impl in ("triton", "eager"):
+        logits = torch.randn(16, 10, generator=torch.Generator().manual_seed(0)).to(device)
+        logits.requires_grad_()
+        labeled, weak, strong = logits.split((4, 4, 8))
+        targets = torch.tensor([1, 2], device=device)
+        loss = pseudo_label_cross_entropy(weak, strong, None, None, 0.1, impl=impl).loss
+        (loss + adjusted_cross_entropy(labeled, targets, None, impl=impl)).backward()
+        grads.append(logits.grad)
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_classes", "skip", "expected"),
+    [
+        (torch.bfloat16, 1000, 0, 8),
+        (torch.bfloat16, 1000, 1, 8),
+        (torch.bfloat16, 10, 0, 2),
+        (torch.bfloat16, 10, 1, 2),
+        (torch.float32, 100, 3, 4),
+        (torch.float32, 127, 0, 1),
+    ],
+)
+def test_alignment_depends_on_the_classes_and_not_on_the_batch(
+    dtype: torch.dtype, num_classes: int, skip: int, expected: int
+) -> None:
+    for rows in (5, 64):
+        logits = torch.zeros(rows, num_classes, dtype=dtype)[skip:]
+        assert alignment(logits) == expected
+
+
+def test_alignment_sees_a_column_offset() -> None:
+    assert alignment(torch.zeros(4, 1024)[:, 1:1001]) == 1
+    assert alignment(torch.zeros(4, 1024)[:, 4:1004]) == 4
