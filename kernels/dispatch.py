@@ -1,6 +1,9 @@
-"""Which implementation runs: ``impl="auto" | "triton" | "eager"``."""
+"""Which implementation runs: ``impl="auto" | "triton" | "eager" | "compile"``."""
 
+import functools
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from simpro_kernels.checks import KERNEL_DTYPES
@@ -22,14 +25,14 @@ else:
     # which may have changed since, does not.
     INTERPRETED = not isinstance(_probe, triton.JITFunction)
 
-IMPLEMENTATIONS = ("auto", "triton", "eager")
+IMPLEMENTATIONS = ("auto", "triton", "eager", "compile")
 
 _logger = logging.getLogger("simpro_kernels")
 _logged: set[tuple[str, str]] = set()
 
 
 def choose(op_name: str, impl: str, logits: Tensor) -> str:
-    """Resolve ``impl`` for these logits to "triton" or "eager".
+    """Resolve ``impl`` for these logits to "triton", "eager" or "compile".
 
     "auto" takes the kernel for CUDA tensors of a dtype it supports and the eager twin otherwise,
     never the interpreter. "triton" raises ValueError where the kernel cannot run.
@@ -45,6 +48,12 @@ def choose(op_name: str, impl: str, logits: Tensor) -> str:
         if not torch.compiler.is_compiling():
             _log_once(op_name, impl, logits)
     return impl
+
+
+@functools.cache
+def compiled(twin: Callable[..., Any]) -> Callable[..., Any]:
+    """The eager twin through torch.compile, built at its first call."""
+    return torch.compile(twin)
 
 
 def check_impl(impl: str) -> None:

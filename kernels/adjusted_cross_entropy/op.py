@@ -1,5 +1,7 @@
 """The public operation: argument checks and choice of implementation."""
 
+from collections.abc import Callable
+
 import torch
 from simpro_kernels import dispatch
 from simpro_kernels.adjusted_cross_entropy import reference
@@ -39,7 +41,8 @@ def adjusted_cross_entropy(
         log_prior: [K] float32 or float64, constant, or None for none.
         ignore_index: rows with this target give loss 0 and gradient 0.
         reduction: "mean" over the rows that are not ignored (0 if all are), or "none": [L*B].
-        impl: "triton", "eager", or "auto" (the kernel on CUDA, else eager).
+        impl: "triton", "eager", "compile" (the eager twin through torch.compile, which needs a
+            C++ compiler on the CPU), or "auto" (the kernel on CUDA, else eager).
 
     Returns:
         The loss, float32 (float64 for float64 logits).
@@ -54,12 +57,16 @@ def adjusted_cross_entropy(
     """
     _check_arguments(logits, targets, log_prior, ignore_index)
     check_reduction(reduction)
-    if dispatch.choose("adjusted_cross_entropy", impl, logits) == "triton":
+    impl = dispatch.choose("adjusted_cross_entropy", impl, logits)
+    if impl == "triton":
         with_grad = torch.is_grad_enabled() and logits.requires_grad
         return custom_op.adjusted_cross_entropy(
             logits, targets, log_prior, ignore_index, reduction == "mean", with_grad
         )[0]
-    return reference.adjusted_cross_entropy(logits, targets, log_prior, ignore_index, reduction)
+    twin: Callable[..., Tensor] = reference.adjusted_cross_entropy
+    if impl == "compile":
+        twin = dispatch.compiled(twin)
+    return twin(logits, targets, log_prior, ignore_index, reduction)
 
 
 class AdjustedCrossEntropy(nn.Module):

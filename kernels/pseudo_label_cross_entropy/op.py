@@ -1,5 +1,6 @@
 """The public operation: argument checks, choice of implementation, result type."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -62,7 +63,8 @@ def pseudo_label_cross_entropy(
         threshold: an image is kept from this probability on; above 1 none is.
         hard: one-hot targets; the lowest class wins a tie.
         reduction: "mean" over all V*N rows, masked ones included, or "none".
-        impl: "triton", "eager", or "auto" (the kernel on CUDA, else eager).
+        impl: "triton", "eager", "compile" (the eager twin through torch.compile, which needs a
+            C++ compiler on the CPU), or "auto" (the kernel on CUDA, else eager).
 
     Invalid numbers are never dropped silently. A weak row with NaN, +inf or nothing but -inf (the
     prior added) is masked, but the losses and gradients of its strong rows are NaN. NaN, +inf or
@@ -75,7 +77,8 @@ def pseudo_label_cross_entropy(
     """
     _check_arguments(logits_weak, logits_strong, log_prior_weak, log_prior_strong, threshold)
     check_reduction(reduction)
-    if dispatch.choose("pseudo_label_cross_entropy", impl, logits_strong) == "triton":
+    impl = dispatch.choose("pseudo_label_cross_entropy", impl, logits_strong)
+    if impl == "triton":
         with_grad = torch.is_grad_enabled() and logits_strong.requires_grad
         loss, class_mass, mask, max_prob, _ = custom_op.pseudo_label_cross_entropy(
             logits_weak.detach(),
@@ -88,8 +91,12 @@ def pseudo_label_cross_entropy(
             with_grad,
         )
         return PseudoLabelLoss(loss, class_mass, mask, max_prob)
+    twin: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+    twin = reference.pseudo_label_cross_entropy
+    if impl == "compile":
+        twin = dispatch.compiled(twin)
     return PseudoLabelLoss(
-        *reference.pseudo_label_cross_entropy(
+        *twin(
             logits_weak,
             logits_strong,
             log_prior_weak,

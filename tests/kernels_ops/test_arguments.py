@@ -40,7 +40,7 @@ Z = torch.zeros
         ({"threshold": float("nan")}, "threshold must be .* not NaN, got nan"),
         ({"threshold": torch.tensor(0.5)}, "threshold must be a Python number"),
         ({"reduction": "sum"}, "reduction must be 'mean' or 'none', got 'sum'"),
-        ({"impl": "cuda"}, "impl must be one of auto, triton, eager, got 'cuda'"),
+        ({"impl": "cuda"}, "impl must be one of auto, triton, eager, compile, got 'cuda'"),
     ],
 )
 def test_pseudo_label_arguments(changes: dict[str, Any], message: str) -> None:
