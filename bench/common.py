@@ -1,0 +1,291 @@
+"""What the kernel benches share: a correctness gate, timing, memory, launches, CSV rows.
+
+Timing: after a warm-up, each repetition is timed on its own (CUDA events on a device, the
+monotonic clock on the CPU) and p20, p50 and p80 are reported. On a device a buffer larger than the
+L2 cache is overwritten before each repetition, so that inputs come from memory.
+"""
+
+import argparse
+import csv
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).parent / "results"
+# The part of the kernel tests that decides whether numbers are worth reporting.
+GATE_TESTS = (
+    "tests/kernels_ops/test_determinism.py",
+    "tests/kernels_ops/test_special_values.py",
+    "tests/kernels_ops/test_{op}.py",
+)
+GATE_SECONDS = 60
+L2_FLUSH_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a result file; times in milliseconds, memory in MiB, bandwidth in GB/s."""
+
+    bench: str
+    provider: str
+    mode: str
+    """"forward" (no gradient wanted) or "forward+backward"."""
+    rows: int
+    classes: int
+    views: int
+    dtype: str
+    mask_rate: float
+    p20_ms: float
+    p50_ms: float
+    p80_ms: float
+    least_bytes: int
+    """What the fused kernel must move: logits read once, one gradient written."""
+    gbps: float
+    """least_bytes / p50: the same bytes for every provider, so it ranks them."""
+    copy_fraction: float
+    """gbps over the measured copy bandwidth of this machine."""
+    peak_mib: float | None
+    launches: int | None
+
+
+def machine() -> dict[str, str]:
+    """Where a number was measured: device, versions, commit ("+" where files differ from it)."""
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_name()
+    else:
+        device = f"{_cpu_name()}, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
+    return {
+        "machine": device,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "commit": _commit(),
+        "load": f"{os.getloadavg()[0]:.1f}",
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _version(package: str) -> str:
+    if importlib.util.find_spec(package) is None:
+        return "none"
+    return str(importlib.import_module(package).__version__)
+
+
+def _commit() -> str:
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", "kernels", "bench")
+        code = [line for line in changed.splitlines() if "results/" not in line]
+        return git("rev-parse", "--short", "HEAD") + ("+" if code else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def gate(op: str, smoke: bool) -> None:
+    """Run part of the kernel tests; exits 1, reporting nothing, where one fails."""
+    tests = [name.format(op=op) for name in GATE_TESTS]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    if smoke:
+        command += ["-k", "bit_equal or module_is_the_function or mean_counts"]
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    print(f"gate: {' '.join(tests)}", flush=True)
+    started = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=GATE_SECONDS)
+    except subprocess.TimeoutExpired:
+        # Slow is not wrong: with -x, no test has failed so far.
+        process.kill()
+        process.communicate()
+        print(f"gate: no failure in {GATE_SECONDS} s", flush=True)
+        return
+    if process.returncode:
+        sys.exit(f"{output[-4000:]}\ngate: kernel tests fail, nothing is reported")
+    print(f"gate: green after {time.monotonic() - started:.0f} s", flush=True)
+
+
+def quantiles(function: Callable[[], Any], device: torch.device, seconds: float) -> list[float]:
+    """p20, p50, p80 of the run time in ms: as many repetitions as fit, at least 10."""
+    for _ in range(3):
+        function()
+    measure = _time_on_device if device.type == "cuda" else _time_on_cpu
+    times = measure(function, seconds)
+    ordered = torch.tensor(times, dtype=torch.float64)
+    return [float(ordered.quantile(q)) for q in (0.2, 0.5, 0.8)]
+
+
+def _time_on_cpu(function: Callable[[], Any], seconds: float) -> list[float]:
+    times: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while len(times) < 10 or (time.perf_counter() < deadline and len(times) < 1000):
+        started = time.perf_counter()
+        function()
+        times.append((time.perf_counter() - started) * 1e3)
+    return times
+
+
+def _time_on_device(function: Callable[[], Any], seconds: float) -> list[float]:
+    flush = torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+    torch.cuda.synchronize()
+    deadline = time.perf_counter() + seconds
+    while len(pairs) < 10 or (time.perf_counter() < deadline and len(pairs) < 1000):
+        start = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        flush.zero_()
+        start.record()
+        function()
+        end.record()
+        pairs.append((start, end))
+        if len(pairs) % 50 == 0:
+            torch.cuda.synchronize()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) for start, end in pairs]
+
+
+def copy_gbps(device: torch.device) -> float:
+    """Read plus write bandwidth of a large device-to-device copy, GB/s."""
+    size = 2**30 if device.type == "cuda" else 2**26
+    source = torch.zeros(size, dtype=torch.int8, device=device)
+    target = torch.empty_like(source)
+    _, p50, _ = quantiles(lambda: target.copy_(source), device, seconds=1.0)
+    return 2 * size / p50 / 1e6
+
+
+def peak_mib(function: Callable[[], Any], device: torch.device) -> float | None:
+    """Memory above what is allocated before the call; None on the CPU."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    function()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def launches(function: Callable[[], Any], device: torch.device) -> int | None:
+    """Kernels, copies and fills that one call puts on the device; None on the CPU."""
+    if device.type != "cuda":
+        return None
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        function()
+        torch.cuda.synchronize()
+    return sum(e.device_type == torch.autograd.DeviceType.CUDA for e in profile.events())
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How a call performs, whatever it computes; see the fields of `Row`."""
+
+    p20_ms: float
+    p50_ms: float
+    p80_ms: float
+    least_bytes: int
+    gbps: float
+    copy_fraction: float
+    peak_mib: float | None
+    launches: int | None
+
+
+def measure(
+    run: Callable[[], Any], device: torch.device, *, seconds: float, least_bytes: int, copy: float
+) -> Measurement:
+    p20, p50, p80 = quantiles(run, device, seconds)
+    gbps = least_bytes / p50 / 1e6
+    return Measurement(
+        p20_ms=round(p20, 4),
+        p50_ms=round(p50, 4),
+        p80_ms=round(p80, 4),
+        least_bytes=least_bytes,
+        gbps=round(gbps, 2),
+        copy_fraction=round(gbps / copy, 4),
+        peak_mib=peak_mib(run, device),
+        launches=launches(run, device),
+    )
+
+
+def arguments_of(description: str | None, arguments: list[str] | None) -> argparse.Namespace:
+    """--smoke and --seconds; the device, with one thread on the CPU."""
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    parser.add_argument("--smoke", action="store_true", help="one small shape, nothing written")
+    parser.add_argument("--seconds", type=float, default=1.0, help="per measurement (default 1)")
+    options = parser.parse_args(arguments)
+    if options.smoke:
+        options.seconds = 0.1
+    options.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # Threads that wait for each other on a shared machine measure the neighbours.
+    torch.set_num_threads(1)
+    return options
+
+
+def fresh_compilation() -> None:
+    """Forget compiled code, so that torch.compile sees each shape as the only one."""
+    torch.compiler.reset()
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Replace the rows of this machine (by name) in a result file, keep those of others."""
+    here = machine()
+    fresh = [{**asdict(row), **here} for row in rows]
+    fields = list(fresh[0])
+    kept: list[dict[str, Any]] = []
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            kept = [r for r in csv.DictReader(file) if r["machine"] != here["machine"]]
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fields, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows([*kept, *fresh])
+
+
+def print_rows(rows: Iterable[Row]) -> None:
+    """A table with the speed of each provider relative to eager."""
+    eager: dict[tuple[Any, ...], float] = {}
+    print(
+        f"{'mode':17} {'shape':>13} {'dtype':5} {'provider':9} {'p20':>9} {'p50':>9} {'p80':>9} ms"
+        f" {'GB/s':>7} {'of copy':>8} {'speed':>6} {'launches':>8}"
+    )
+    for row in rows:
+        key = (row.mode, row.rows, row.classes, row.dtype)
+        if row.provider == "eager":
+            eager[key] = row.p50_ms
+        speed = f"{eager[key] / row.p50_ms:.1f}x" if key in eager else "-"
+        shape = f"{row.rows}x{row.classes}"
+        print(
+            f"{row.mode:17} {shape:>13} {row.dtype:5} {row.provider:9} {row.p20_ms:9.3f} "
+            f"{row.p50_ms:9.3f} {row.p80_ms:9.3f}    {row.gbps:7.1f} {row.copy_fraction:8.1%} "
+            f"{speed:>6} {row.launches if row.launches is not None else '-':>8}"
+        )
