@@ -75,9 +75,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             where = f" [rank {rank_from_environment()}]" if many else ""
             print(f"error{where}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except OSError as error:
+        print(f"error: {error}; check the path, its permissions and free space", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print("interrupted; start again to resume from the last checkpoint", file=sys.stderr)
         return INTERRUPTED
+
+
+def _log_to_terminal(is_main: bool) -> None:
+    """Our own messages only: everybody's warnings, and what rank 0 has to say."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    for name in ("simpro_fast", "simpro_kernels"):
+        ours = logging.getLogger(name)
+        ours.setLevel(logging.INFO if is_main else logging.WARNING)
+        ours.addHandler(handler)
 
 
 def _train(config: Config, dry_run: bool) -> int:
@@ -89,11 +102,7 @@ def _train(config: Config, dry_run: bool) -> int:
     check_launch(config)
     check_report_packages(config)
     ranks = start_ranks(config)
-    logging.basicConfig(
-        level=logging.INFO if ranks.is_main else logging.WARNING,
-        format="%(message)s",
-        stream=sys.stdout,
-    )
+    _log_to_terminal(ranks.is_main)
     try:
         if not dry_run and is_finished(config, ranks):
             return DONE

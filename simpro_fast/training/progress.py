@@ -26,9 +26,13 @@ class Progress:
         self._enabled = main and mode != "off"
         self._total = total
         self._views_per_step = views_per_step
-        self._started = self._shown = time.perf_counter()
-        self._first_step: int | None = None
         self._width = 0
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """Start the clock of speed and ETA after `step` steps."""
+        self._first_step = step
+        self._started = self._shown = time.perf_counter()
 
     def due(self) -> bool:
         """Whether to draw the live line again; only then are values read from the device."""
@@ -40,8 +44,6 @@ class Progress:
         if not self._enabled:
             return
         self._shown = now = time.perf_counter()
-        if self._first_step is None:
-            self._first_step, self._started = step, now
         done = step - self._first_step
         seconds = now - self._started
         rate = f"{done * self._views_per_step / seconds:,.0f}" if done and seconds else "-"

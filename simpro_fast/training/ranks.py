@@ -107,6 +107,12 @@ def check_launch(config: Config) -> None:
         )
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda: no CUDA device is visible; use device=cpu or device=auto")
+    on_cpu = config.device == "cpu" or not torch.cuda.is_available()
+    if config.method.impl == "triton" and on_cpu and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ConfigError(
+            "method.impl=triton needs a CUDA device (or TRITON_INTERPRET=1, for tests); "
+            "use method.impl=auto or eager"
+        )
 
 
 def start_ranks(config: Config) -> Ranks:

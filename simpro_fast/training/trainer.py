@@ -132,6 +132,7 @@ class Trainer:
         """
         config, started = self.config, time.perf_counter()
         seconds_before = self.history.seconds
+        self.progress.begin(self.step)
         with self._profiler() as profiler:
             while self.step < config.train.steps:
                 try:

@@ -93,6 +93,7 @@ def test_print_config_can_be_trained_from(
         (["--config", "CONFIG", "optim.lrr=1"], ["optim.lrr", "optim.lr"]),
         (["--config", "CONFIG", "distributed.expect_world_size=4"], ["=4", "1 rank"]),
         (["--config", "CONFIG", "device=cuda"], ["no CUDA device"]),
+        (["--config", "CONFIG", "device=cpu", "method.impl=triton"], ["impl=triton", "eager"]),
         (["--config", "CONFIG", "data.name=cifra10"], ["cifra10", "cifar10"]),
         ([], ["--config"]),
     ],
@@ -130,6 +131,16 @@ def test_missing_things_are_one_line(
     for part in parts:
         assert part in done.stderr
     assert not (tmp_path / "runs" / "tiny" / "seed1" / "metrics.jsonl").exists()
+
+
+def test_unwritable_output_is_one_line(
+    train_command: Run, config_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "runs").write_text("a file where the folder should be")
+    done = train_command("--config", str(config_file))
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert "runs/tiny" in done.stderr
 
 
 def test_batch_that_does_not_divide_is_said_once(train_command: Run, config_file: Path) -> None:
