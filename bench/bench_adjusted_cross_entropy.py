@@ -1,7 +1,7 @@
 """Adjusted cross-entropy (hard labels): eager, torch.compile, Triton, and others if installed.
 
-    python bench/bench_adjusted_cross_entropy.py           # gate, measure, write the CSV
-    python bench/bench_adjusted_cross_entropy.py --smoke   # does it still run (< 30 s, no CSV)
+    python bench/bench_adjusted_cross_entropy.py           # gate, measure, write CSV and figure
+    python bench/bench_adjusted_cross_entropy.py --smoke   # does it still run (no files)
 
 "torch" is torch.nn.functional.cross_entropy on logits + log_prior. Liger's and flash-attention's
 kernels know no prior, so they get the adjusted logits as well, which costs them one more pass.
@@ -24,6 +24,7 @@ from common import (
     gate,
     measure,
     print_rows,
+    save_figure,
     write_rows,
 )
 from simpro_kernels import adjusted_cross_entropy, dispatch
@@ -112,6 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
     print_rows(rows)
     if not options.smoke:
         write_rows(RESULTS / f"kernel_{BENCH}.csv", rows)
+        save_figure(RESULTS / f"kernel_{BENCH}_{device.type}.png", rows)
     return 0
 
 

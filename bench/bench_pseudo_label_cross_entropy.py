@@ -1,7 +1,7 @@
 """Pseudo-label cross-entropy: eager, torch.compile and the Triton kernel side by side.
 
-    python bench/bench_pseudo_label_cross_entropy.py           # gate, measure, write the CSV
-    python bench/bench_pseudo_label_cross_entropy.py --smoke   # does it still run (< 30 s, no CSV)
+    python bench/bench_pseudo_label_cross_entropy.py           # gate, measure, write CSV and figure
+    python bench/bench_pseudo_label_cross_entropy.py --smoke   # does it still run (no files)
 
 Two strong views, log-priors on both, soft targets; about 90 % of the images pass the threshold.
 """
@@ -21,6 +21,7 @@ from common import (
     gate,
     measure,
     print_rows,
+    save_figure,
     write_rows,
 )
 from simpro_kernels import dispatch, pseudo_label_cross_entropy
@@ -135,6 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
     print_rows(rows)
     if not options.smoke:
         write_rows(RESULTS / f"kernel_{BENCH}.csv", rows)
+        save_figure(RESULTS / f"kernel_{BENCH}_{device.type}.png", rows)
     return 0
 
 

@@ -271,6 +271,41 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         writer.writerows([*kept, *fresh])
 
 
+def save_figure(path: Path, rows: Sequence[Row]) -> None:
+    """p50 with p20 to p80 of every provider, one panel per mode and dtype; needs [report]."""
+    if importlib.util.find_spec("matplotlib") is None:
+        print(f"{path.name} not drawn: pip install 'simpro_fast[report]'")
+        return
+    from matplotlib.figure import Figure
+
+    panels = sorted({(row.mode, row.dtype) for row in rows})
+    providers = list(dict.fromkeys(row.provider for row in rows))
+    shapes = list(dict.fromkeys((row.rows, row.classes) for row in rows))
+    figure = Figure(figsize=(4.5 * len(panels), 4), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    width = 0.8 / len(providers)
+    for axis, (mode, dtype) in zip(axes, panels, strict=True):
+        for index, provider in enumerate(providers):
+            shown = [r for r in rows if (r.mode, r.dtype, r.provider) == (mode, dtype, provider)]
+            places = [shapes.index((r.rows, r.classes)) + index * width for r in shown]
+            middle = [r.p50_ms for r in shown]
+            spread = [
+                [r.p50_ms - r.p20_ms for r in shown],
+                [r.p80_ms - r.p50_ms for r in shown],
+            ]
+            axis.bar(places, middle, width, yerr=spread, label=provider)
+        labels = [f"{rows_} x {classes}" for rows_, classes in shapes]
+        middle_bar = 0.4 - width / 2
+        axis.set_xticks([i + middle_bar for i in range(len(shapes))], labels, rotation=20)
+        axis.set_yscale("log")
+        axis.set_title(f"{mode}, {dtype}")
+    axes[0].set_ylabel("time of a call, ms (p50; bars p20 to p80)")
+    axes[0].legend(frameon=False)
+    here = machine()
+    figure.suptitle(f"{rows[0].bench}: {here['machine']}, torch {here['torch']}", fontsize=10)
+    figure.savefig(path, dpi=110)
+
+
 def print_rows(rows: Iterable[Row]) -> None:
     """A table with the speed of each provider relative to eager."""
     eager: dict[tuple[Any, ...], float] = {}
