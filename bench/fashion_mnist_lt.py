@@ -3,6 +3,7 @@
     python bench/fashion_mnist_lt.py                        # all ten runs, skips finished ones
     python bench/fashion_mnist_lt.py --only reversed        # one row of the table
     python bench/fashion_mnist_lt.py --commit               # git commit after every run
+    python bench/fashion_mnist_lt.py --method simpro --threads 1    # beside another process
 
 Each run is `deepspeed launch/train.py --config fashion_mnist_lt/<distribution>`, at most five
 minutes on two free cores. An interrupted run goes on from its checkpoint. Results are in
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import fcntl
 import io
 import json
 import subprocess
@@ -38,6 +40,7 @@ FIELDS = (
     "kl_uniform",
     "seconds",
     "images_per_second",
+    "threads",
     "torch",
     "dali",
     "deepspeed",
@@ -52,7 +55,7 @@ def run_directory(distribution: str, method: str, seed: int) -> tuple[str, Path]
     return name, ROOT / "runs" / name / f"seed{seed}"
 
 
-def train(distribution: str, method: str, seed: int) -> Path:
+def train(distribution: str, method: str, seed: int, threads: int | None) -> Path:
     """Train one cell of the table, or find it finished."""
     name, folder = run_directory(distribution, method, seed)
     command = [
@@ -65,6 +68,7 @@ def train(distribution: str, method: str, seed: int) -> Path:
         f"method.name={method}",
         f"seed={seed}",
         "log.progress=off",
+        *([f"train.threads={threads}", f"train.data_threads={threads}"] if threads else []),
     ]
     print(" ".join(command), flush=True)
     subprocess.run(command, cwd=ROOT, check=True)
@@ -74,12 +78,14 @@ def train(distribution: str, method: str, seed: int) -> Path:
 def row(distribution: str, folder: Path) -> dict[str, Any]:
     """One line of the results, from the files of a finished run."""
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    versions = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["versions"]
+    environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    versions = environment["versions"]
     classes = len(summary["class_names"])
     found = {
         **summary,
         "distribution": distribution,
         "kl_uniform": kl_divergence(summary["unlabeled_counts"], [1 / classes] * classes),
+        "threads": environment["torch_threads"],
         "torch": versions["torch"],
         "dali": versions.get("nvidia-dali-cuda130"),
         "deepspeed": versions.get("deepspeed"),
@@ -96,6 +102,16 @@ def read_rows() -> list[dict[str, Any]]:
         return []
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def add_row(new: dict[str, Any]) -> None:
+    """Add one run to the results and draw them again; several runners may work at once."""
+    with (RESULTS / "fashion_mnist_lt.csv").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        rows = [*read_rows(), new]
+        rows.sort(key=lambda r: (DISTRIBUTIONS.index(r["distribution"]), str(r["method"])))
+        write_rows(rows)
+        draw(rows)
 
 
 def write_rows(rows: list[dict[str, Any]]) -> None:
@@ -184,18 +200,17 @@ def main() -> int:
     parser.add_argument("--only", choices=DISTRIBUTIONS, help="one distribution")
     parser.add_argument("--method", choices=list(METHODS), help="one method")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, help="CPU threads of torch and of the data pipeline")
     parser.add_argument("--commit", action="store_true", help="git commit after every run")
     options = parser.parse_args()
     for distribution in [options.only] if options.only else DISTRIBUTIONS:
         for method in [options.method] if options.method else METHODS:
             cell = (distribution, method, str(options.seed))
-            rows = read_rows()
-            if any((r["distribution"], r["method"], str(r["seed"])) == cell for r in rows):
+            if any((r["distribution"], r["method"], str(r["seed"])) == cell for r in read_rows()):
                 print(f"{' '.join(cell)}: already in the results")
                 continue
-            rows.append(row(distribution, train(distribution, method, options.seed)))
-            write_rows(rows)
-            draw(rows)
+            folder = train(distribution, method, options.seed, options.threads)
+            add_row(row(distribution, folder))
             if options.commit:
                 commit(f"Result: Fashion-MNIST-LT {distribution}, {method}, seed {options.seed}")
     print(table(read_rows()))
