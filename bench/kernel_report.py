@@ -113,7 +113,7 @@ def compile_and_inspect(spec: Specialisation, arch: int) -> Row:
     from triton.compiler import ASTSource
 
     kernel = _kernel(spec)
-    constants, align, warps = _constants(spec)
+    constants, align, options = _constants(spec)
     signature = {
         name: "constexpr" if name in constants else _argument_type(name, spec.dtype)
         for name in kernel.arg_names
@@ -130,16 +130,14 @@ def compile_and_inspect(spec: Specialisation, arch: int) -> Row:
         constexprs={name: constants[name] for name in kernel.arg_names if name in constants},
         attrs=attributes,
     )
-    compiled = triton.compile(
-        source, target=GPUTarget("cuda", arch, 32), options={"num_warps": warps}
-    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     usage, sass = _disassemble(compiled.asm["cubin"])
     loads, stores = _access_widths(sass, "LDG"), _access_widths(sass, "STG")
     return Row(
         **asdict(spec),
         arch=f"sm_{arch}",
         align=align,
-        warps=warps,
+        warps=options["num_warps"],
         registers=int(_first(r"REG:(\d+)", usage)),
         stack_bytes=int(_first(r"STACK:(\d+)", usage)),
         local_loads=len(re.findall(r"\bLDL\b", sass)),
@@ -159,27 +157,27 @@ def _kernel(spec: Specialisation) -> Any:
     return getattr(importlib.import_module(f"simpro_kernels.{module}"), spec.kernel)
 
 
-def _constants(spec: Specialisation) -> tuple[dict[str, Any], int, int]:
-    """constexpr values as the launchers choose them, alignment in elements, warps."""
+def _constants(spec: Specialisation) -> tuple[dict[str, Any], int, dict[str, int]]:
+    """constexpr values as the launchers choose them, alignment in elements, launch options."""
     from simpro_kernels.tl_utils import tile_for
 
     if spec.num_classes == 0:
-        return {}, 0, 8 if spec.kernel == "reduce_partials_kernel" else 4
+        return {}, 0, {"num_warps": 8 if spec.kernel == "reduce_partials_kernel" else 4}
     tile = tile_for(spec.num_classes)
     align = gcd(8, spec.num_classes)
-    options = spec.options.split()
+    chosen = spec.options.split()
     flags = {
-        "HAS_PRIOR": "PRIORS" in options,
-        "HAS_PRIOR_WEAK": "PRIORS" in options,
-        "HAS_PRIOR_STRONG": "PRIORS" in options,
-        "HARD": "HARD" in options,
-        "WITH_GRAD": "GRAD" in options,
+        "HAS_PRIOR": "PRIORS" in chosen,
+        "HAS_PRIOR_WEAK": "PRIORS" in chosen,
+        "HAS_PRIOR_STRONG": "PRIORS" in chosen,
+        "HARD": "HARD" in chosen,
+        "WITH_GRAD": "GRAD" in chosen,
         "SCALE_GRAD": spec.dtype != "fp16",
         "PER_ROW": False,
         "IN_PLACE": True,
     }
     sizes = {"ALIGN": align, "ROWS": tile.rows, "BLOCK": tile.block}
-    return {**flags, **sizes}, align, tile.warps
+    return {**flags, **sizes}, align, tile.launch_options
 
 
 def _argument_type(name: str, dtype: str) -> str:

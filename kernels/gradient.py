@@ -73,7 +73,7 @@ def _launch(grad: Tensor, out: Tensor, factor: Tensor) -> None:
             ALIGN=alignment(grad, out),
             ROWS=tile.rows,
             BLOCK=tile.block,
-            num_warps=tile.warps,
+            **tile.launch_options,
         )
 
 

@@ -32,8 +32,14 @@ class Tile:
     block: int
     """Columns of one block, a power of two."""
     warps: int
+    max_registers: int
+    """Of a thread. Left alone, ptxas spills a value or two to reach the next occupancy step."""
     programs_per_multiprocessor: int
-    """What the registers allow to be resident, so that all programs run in one wave."""
+    """What 65,536 registers allow to be resident, so that all programs run in one wave."""
+
+    @property
+    def launch_options(self) -> dict[str, int]:
+        return {"num_warps": self.warps, "maxnreg": self.max_registers}
 
     def programs(self, num_rows: int, device: torch.device) -> int:
         """Grid size: persistent programs, at most one row tile each too many."""
@@ -56,13 +62,13 @@ def tile_for(num_classes: int) -> Tile:
     keeps the rows in work and the partial sums within the L2 cache, which serves the second reads.
     """
     if num_classes > MAX_ONE_BLOCK:
-        return Tile(rows=2, block=4096, warps=16, programs_per_multiprocessor=1)
+        return Tile(2, 4096, warps=16, max_registers=128, programs_per_multiprocessor=1)
     block = triton.next_power_of_2(num_classes)
     if block > 1024:
-        return Tile(rows=1, block=block, warps=8, programs_per_multiprocessor=2)
+        return Tile(1, block, warps=8, max_registers=128, programs_per_multiprocessor=2)
     # A tile of many rows would leave a small batch to a few multiprocessors.
     rows = min(32, (1024 if block >= 256 else 512) // block)
-    return Tile(rows=rows, block=block, warps=4, programs_per_multiprocessor=6)
+    return Tile(rows, block, warps=4, max_registers=96, programs_per_multiprocessor=5)
 
 
 def rows_of(logits: Tensor) -> Tensor:

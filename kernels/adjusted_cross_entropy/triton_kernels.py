@@ -235,7 +235,7 @@ def launch(
             ALIGN=alignment(logits),
             ROWS=tile.rows,
             BLOCK=tile.block,
-            num_warps=tile.warps,
+            **tile.launch_options,
         )
         loss = reduce_partials(partial_loss.new_empty(programs, 0), partial_loss)[1]
     return loss, row_loss, weight, grad

@@ -16,7 +16,7 @@ from simpro_fast.errors import UserError
 from simpro_fast.evaluation import many_medium_few
 from simpro_fast.report.figures import write_report
 from simpro_fast.report.terminal import print_summary
-from simpro_fast.training.run_dir import git_commit, machine, write_json
+from simpro_fast.training.run_dir import machine, write_json
 from simpro_fast.training.sheet import views_sheet
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
         "unlabeled_counts": None if unlabeled is None else list(unlabeled),
         "seconds": trainer.history.seconds,
         "images_per_second": trainer.step * trainer.views_per_step / trainer.history.seconds,
-        "commit": git_commit(),
+        "commit": trainer.commit,
         "machine": machine(),
     }
 
@@ -138,6 +138,6 @@ def export_model(trainer: Trainer) -> None:
             "pi_u": trainer.method.normalised_pi_u().tolist(),
             "phi": trainer.method.phi.tolist(),
             "step": trainer.step,
-            "commit": git_commit(),
+            "commit": trainer.commit,
         },
     )

@@ -34,7 +34,7 @@ from simpro_fast.training.meter import Meter, Stopwatch
 from simpro_fast.training.optim import learning_rate
 from simpro_fast.training.progress import Progress
 from simpro_fast.training.ranks import Ranks, cpu_cores
-from simpro_fast.training.run_dir import RunDirectory, write_json
+from simpro_fast.training.run_dir import RunDirectory, git_commit, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +72,7 @@ class Trainer:
     ) -> None:
         self.config, self.ranks, self.write = config, ranks, write
         self.run = RunDirectory(config.run_dir)
+        self.commit = git_commit()  # now: the tree may change while the run goes on
         self.dataset: ArrayDataset = load_dataset(config.data)
         self.split: Split = make_split(config.data, self.dataset, config.seed)
         self._agree()
