@@ -96,7 +96,8 @@ def _log_to_terminal(is_main: bool) -> None:
 def _train(config: Config, dry_run: bool) -> int:
     from simpro_fast.training.finish import check_report_packages
     from simpro_fast.training.ranks import check_launch, start_ranks, stop_ranks
-    from simpro_fast.training.start import announce, announce_dry_run, is_finished
+    from simpro_fast.training.resume import is_finished
+    from simpro_fast.training.start import announce, announce_dry_run
     from simpro_fast.training.trainer import Trainer
 
     check_launch(config)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from simpro_fast.config import Config
-from simpro_fast.errors import ConfigError
+from simpro_fast.errors import ConfigError, UserError
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
@@ -122,7 +122,7 @@ def start_ranks(config: Config) -> Ranks:
     local_world = _number("LOCAL_WORLD_SIZE", world)
     use_cuda = config.device != "cpu" and torch.cuda.is_available()
     if use_cuda and local_rank >= torch.cuda.device_count():
-        raise ConfigError(
+        raise UserError(
             f"local rank {local_rank} has no GPU: {torch.cuda.device_count()} visible; "
             "start as many ranks as GPUs"
         )

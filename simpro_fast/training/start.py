@@ -7,29 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from simpro_fast.config import Config
-from simpro_fast.training.ranks import Ranks
-from simpro_fast.training.run_dir import RunDirectory
-
 if TYPE_CHECKING:
     from simpro_fast.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
-
-
-def is_finished(config: Config, ranks: Ranks) -> bool:
-    """Whether `resume=auto` meets a run that has reached `train.steps`; says so."""
-    if config.checkpoint.resume != "auto":
-        return False
-    run = RunDirectory(config.run_dir)
-    summary = run.read_summary()
-    if summary is None or summary["steps"] < config.train.steps:
-        return False
-    if ranks.is_main:
-        top1 = summary["top1"]
-        result = f", top-1 {top1:.2f} %" if top1 is not None else ""
-        logger.info("%s is finished: %d steps%s", run.path, summary["steps"], result)
-    return True
 
 
 def announce(trainer: Trainer) -> None:

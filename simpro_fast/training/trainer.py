@@ -8,13 +8,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from simpro_fast.config import Config, dump_config, flatten, parse_config
+from simpro_fast.config import Config, dump_config
 from simpro_fast.data.loader import Loader, build_loader
 from simpro_fast.data.sources import ArrayDataset, load_dataset
 from simpro_fast.data.splits import Split, make_split, save_split
@@ -34,12 +33,10 @@ from simpro_fast.training.meter import Meter, Stopwatch
 from simpro_fast.training.optim import learning_rate
 from simpro_fast.training.progress import Progress
 from simpro_fast.training.ranks import Ranks, cpu_cores
+from simpro_fast.training.resume import check_same_run
 from simpro_fast.training.run_dir import RunDirectory, git_commit, write_json
 
 logger = logging.getLogger(__name__)
-
-# What may differ between the run that saved a checkpoint and the one that goes on from it.
-MAY_CHANGE = ("distributed.", "device", "checkpoint.", "log.", "train.steps", "output_dir")
 
 
 @dataclass
@@ -319,7 +316,7 @@ class Trainer:
             found = find_checkpoint(resume, self.run.checkpoints)
         if found is not None:
             path, state = found
-            self._check_same_run(path, state)
+            check_same_run(path, state, self.config, self.fingerprint)
             self._restore(state)
         self.ranks.agree_on("step to resume from", f"{self.step:016x}")
         if self.ranks.is_main:
@@ -333,29 +330,6 @@ class Trainer:
             if self.config.log.tensorboard:
                 self.board = finish.Board(self.run.path, purge_step=self.step)
         self.ranks.barrier()
-
-    def _check_same_run(self, path: Path, state: dict[str, Any]) -> None:
-        for what, digest in self.fingerprint.items():
-            if state["fingerprint"][what] != digest:
-                raise UserError(
-                    f"{path} was trained on another {what} ({state['fingerprint'][what][:12]} "
-                    f"against {digest[:12]} now); restore the files, or start a new run"
-                )
-        now = flatten(self.config)
-        before = flatten(parse_config(state["config"]))
-        differing = [k for k in now if now[k] != before.get(k) and not k.startswith(MAY_CHANGE)]
-        if differing:
-            listed = ", ".join(f"{k}: {before.get(k)!r} -> {now[k]!r}" for k in differing)
-            raise ConfigError(
-                f"{path} belongs to another configuration ({listed}); "
-                "undo the change, or start a new run with another name"
-            )
-        if now["train.steps"] != before["train.steps"]:
-            logger.warning(
-                "train.steps changes from %d to %d: the learning rate follows the new length",
-                before["train.steps"],
-                now["train.steps"],
-            )
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.engine.load({"model": state["model"], "optimizer": state["optimizer"]})

@@ -68,6 +68,9 @@ def test_second_start_says_that_the_run_is_finished(train_command: Run, config_f
     second = train_command("--config", str(config_file))
     assert second.returncode == 0
     assert "is finished: 12 steps" in second.stdout
+    other = train_command("--config", str(config_file), "optim.lr=0.5")
+    assert other.returncode == 2
+    assert "optim.lr: 0.05 -> 0.5" in other.stderr
 
 
 def test_dry_run_writes_nothing(train_command: Run, config_file: Path, tmp_path: Path) -> None:

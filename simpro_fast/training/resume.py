@@ -1,0 +1,73 @@
+"""May this configuration go on from what is in the run directory?"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from simpro_fast.config import Config, flatten, load_config, parse_config
+from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.training.ranks import Ranks
+from simpro_fast.training.run_dir import RunDirectory
+
+logger = logging.getLogger(__name__)
+
+# What may differ between the run that saved a checkpoint and the one that goes on from it.
+MAY_CHANGE = ("distributed.", "device", "checkpoint.", "log.", "train.steps", "output_dir")
+
+
+def check_same_run(
+    path: Path, state: dict[str, Any], config: Config, fingerprint: dict[str, str]
+) -> None:
+    """Refuse a checkpoint of other data or of another configuration; warn of another length.
+
+    Raises:
+        UserError: the data or the split differ.
+        ConfigError: lists the keys that differ and may not.
+    """
+    for what, digest in fingerprint.items():
+        saved = state["fingerprint"][what]
+        if saved != digest:
+            raise UserError(
+                f"{path} was trained on another {what} ({saved[:12]} against {digest[:12]} now); "
+                "restore the files, or start a new run"
+            )
+    before = parse_config(state["config"])
+    _refuse_changes(path, before, config)
+    if before.train.steps != config.train.steps:
+        logger.warning(
+            "train.steps changes from %d to %d: the learning rate follows the new length",
+            before.train.steps,
+            config.train.steps,
+        )
+
+
+def is_finished(config: Config, ranks: Ranks) -> bool:
+    """Whether `resume=auto` meets a run that has reached `train.steps`; says so.
+
+    Raises:
+        ConfigError: it has, but with another configuration.
+    """
+    if config.checkpoint.resume != "auto":
+        return False
+    run = RunDirectory(config.run_dir)
+    summary = run.read_summary()
+    if summary is None or summary["steps"] < config.train.steps:
+        return False
+    _refuse_changes(run.path, load_config(run.path / "config.yaml"), config)
+    if ranks.is_main:
+        top1 = summary["top1"]
+        logger.info("%s is finished: %d steps, top-1 %.2f %%", run.path, summary["steps"], top1)
+    return True
+
+
+def _refuse_changes(path: Path, before: Config, now: Config) -> None:
+    old, new = flatten(before), flatten(now)
+    differing = [k for k in new if new[k] != old[k] and not k.startswith(MAY_CHANGE)]
+    if differing:
+        listed = ", ".join(f"{k}: {old[k]!r} -> {new[k]!r}" for k in differing)
+        raise ConfigError(
+            f"{path} belongs to another configuration ({listed}); "
+            "undo the change, or start a new run with another name"
+        )
