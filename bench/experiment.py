@@ -1,13 +1,14 @@
-"""The Fashion-MNIST-LT experiment: SimPro and FixMatch under five unlabeled distributions.
+"""An experiment on the CPU: SimPro and FixMatch under five unlabeled distributions.
 
-    python bench/fashion_mnist_lt.py                        # all ten runs, skips finished ones
-    python bench/fashion_mnist_lt.py --only reversed        # one row of the table
-    python bench/fashion_mnist_lt.py --commit               # git commit after every run
-    python bench/fashion_mnist_lt.py --method simpro --threads 1    # beside another process
+    python bench/experiment.py fashion_mnist_lt                     # all ten; skips finished runs
+    python bench/experiment.py fashion_mnist_lt --only reversed     # one row of the table
+    python bench/experiment.py digits_lt --only reversed --seeds 1 2 3
+    python bench/experiment.py fashion_mnist_lt --commit            # git commit after every run
+    python bench/experiment.py fashion_mnist_lt --method simpro --threads 1    # beside another one
 
-Each run is `deepspeed launch/train.py --config fashion_mnist_lt/<distribution>`, at most five
-minutes on two free cores. An interrupted run goes on from its checkpoint. Results are in
-bench/results/fashion_mnist_lt.csv (one line per run), .md (table) and .png (figure).
+Each run is `deepspeed launch/train.py --config <set>/<distribution>` and takes at most five minutes
+on two free cores. An interrupted run goes on from its checkpoint. Results are in
+bench/results/<set>.csv (one line per run), .md (table) and .png (figure).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import csv
 import fcntl
 import io
+import itertools
 import json
 import subprocess
 import sys
@@ -49,21 +51,15 @@ FIELDS = (
 )
 
 
-def run_directory(distribution: str, method: str, seed: int) -> tuple[str, Path]:
-    suffix = "" if method == "simpro" else f"_{method}"
-    name = f"fashion_mnist_lt/{distribution}{suffix}"
-    return name, ROOT / "runs" / name / f"seed{seed}"
-
-
-def train(distribution: str, method: str, seed: int, threads: int | None) -> Path:
-    """Train one cell of the table, or find it finished."""
-    name, folder = run_directory(distribution, method, seed)
+def train(dataset: str, distribution: str, method: str, seed: int, threads: int | None) -> Path:
+    """Train one cell of the table, or find it finished; returns the run directory."""
+    name = f"{dataset}/{distribution}" + ("" if method == "simpro" else f"_{method}")
     command = [
         str(Path(sys.executable).parent / "deepspeed"),
         "--num_gpus=1",
         "launch/train.py",
         "--config",
-        f"configs/fashion_mnist_lt/{distribution}.yaml",
+        f"configs/{dataset}/{distribution}.yaml",
         f"name={name}",
         f"method.name={method}",
         f"seed={seed}",
@@ -72,7 +68,7 @@ def train(distribution: str, method: str, seed: int, threads: int | None) -> Pat
     ]
     print(" ".join(command), flush=True)
     subprocess.run(command, cwd=ROOT, check=True)
-    return folder
+    return ROOT / "runs" / name / f"seed{seed}"
 
 
 def row(distribution: str, folder: Path) -> dict[str, Any]:
@@ -96,31 +92,33 @@ def row(distribution: str, folder: Path) -> dict[str, Any]:
     return {key: found[key] for key in FIELDS}
 
 
-def read_rows() -> list[dict[str, Any]]:
-    path = RESULTS / "fashion_mnist_lt.csv"
+def read_rows(dataset: str) -> list[dict[str, Any]]:
+    path = RESULTS / f"{dataset}.csv"
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def add_row(new: dict[str, Any]) -> None:
+def add_row(dataset: str, new: dict[str, Any]) -> None:
     """Add one run to the results and draw them again; several runners may work at once."""
-    with (RESULTS / "fashion_mnist_lt.csv").open("a") as lock:
+    with (RESULTS / f"{dataset}.csv").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        rows = [*read_rows(), new]
-        rows.sort(key=lambda r: (DISTRIBUTIONS.index(r["distribution"]), str(r["method"])))
-        write_rows(rows)
-        draw(rows)
+        rows = [*read_rows(dataset), new]
+        rows.sort(
+            key=lambda r: (DISTRIBUTIONS.index(r["distribution"]), r["method"], int(r["seed"]))
+        )
+        write_rows(dataset, rows)
+        draw(dataset, rows)
 
 
-def write_rows(rows: list[dict[str, Any]]) -> None:
+def write_rows(dataset: str, rows: list[dict[str, Any]]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_atomically(RESULTS / "fashion_mnist_lt.csv", text.getvalue())
-    write_atomically(RESULTS / "fashion_mnist_lt.md", table(rows))
+    write_atomically(RESULTS / f"{dataset}.csv", text.getvalue())
+    write_atomically(RESULTS / f"{dataset}.md", table(rows))
 
 
 def _mean(rows: list[dict[str, Any]], distribution: str, method: str, key: str) -> float | None:
@@ -147,14 +145,13 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells = ["-" if v is None else f"{v:.{digits}f}" for v in values]
         lines.append(f"| {title} | " + " | ".join([*cells, mean]) + " |")
     seeds = sorted({str(r["seed"]) for r in rows})
-    lines.append(
-        f"\nSeeds {', '.join(seeds)}; top-1 of the last averaged weights on the 10,000 test images."
-    )
+    lines.append(f"\nSeeds {', '.join(seeds)}; top-1 of the last averaged weights on the test set.")
     return "\n".join(lines) + "\n"
 
 
-def draw(rows: list[dict[str, Any]]) -> Path:
+def draw(dataset: str, rows: list[dict[str, Any]]) -> Path:
     """Two panels: accuracy, and distance of the estimated prior, by distribution."""
+    shown = [d for d in DISTRIBUTIONS if any(r["distribution"] == d for r in rows)]
     import matplotlib
 
     matplotlib.use("Agg")
@@ -167,53 +164,59 @@ def draw(rows: list[dict[str, Any]]) -> Path:
         (panels[1], "kl_pi_u", "KL(true || estimate) of the unlabeled prior (nats)", "%.2f"),
     ):
         for i, (method, title) in enumerate(METHODS.items()):
-            values = [_mean(rows, d, method, key) or 0.0 for d in DISTRIBUTIONS]
-            places = [x + (i - 0.5) * width for x in range(len(DISTRIBUTIONS))]
+            values = [_mean(rows, d, method, key) or 0.0 for d in shown]
+            places = [x + (i - 0.5) * width for x in range(len(shown))]
             bars = panel.bar(places, values, width, label=title, color=colours[method])
             panel.bar_label(bars, fmt=form, fontsize=8, padding=1)
         if key == "kl_pi_u":
-            for x, name in enumerate(DISTRIBUTIONS):
+            for x, name in enumerate(shown):
                 level = _mean(rows, name, "simpro", "kl_uniform")
                 if level is not None:
                     label_once = "uniform guess" if x == 0 else None
                     panel.hlines(level, x - 0.45, x + 0.45, "#444444", "--", label=label_once)
-        panel.set_xticks(range(len(DISTRIBUTIONS)), [d.replace("_", "-") for d in DISTRIBUTIONS])
+        panel.set_xticks(range(len(shown)), [d.replace("_", "-") for d in shown])
         panel.set_ylabel(label)
         panel.spines[["top", "right"]].set_visible(False)
         panel.margins(y=0.12)
         panel.legend(frameon=False, fontsize=9)
-    panels[0].set_title("Fashion-MNIST-LT, by distribution of the unlabeled images")
+    panels[0].set_title(f"{dataset}, by distribution of the unlabeled images")
     panels[1].set_title("How far the estimate is from the truth")
-    path = RESULTS / "fashion_mnist_lt.png"
+    path = RESULTS / f"{dataset}.png"
     figure.savefig(path, dpi=110)
     return path
 
 
-def commit(message: str) -> None:
-    files = [str(p) for p in RESULTS.glob("fashion_mnist_lt.*")]
+def commit(dataset: str, message: str) -> None:
+    files = [str(p) for p in RESULTS.glob(f"{dataset}.*")]
     subprocess.run(["git", "add", *files], cwd=ROOT, check=True)
     subprocess.run(["git", "commit", "-qm", message, "--", *files], cwd=ROOT, check=True)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Train and table the Fashion-MNIST-LT experiment.")
+    parser = argparse.ArgumentParser(description="Train and table a CPU experiment.")
+    parser.add_argument("dataset", choices=("digits_lt", "fashion_mnist_lt"))
     parser.add_argument("--only", choices=DISTRIBUTIONS, help="one distribution")
     parser.add_argument("--method", choices=list(METHODS), help="one method")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--threads", type=int, help="CPU threads of torch and of the data pipeline")
     parser.add_argument("--commit", action="store_true", help="git commit after every run")
     options = parser.parse_args()
-    for distribution in [options.only] if options.only else DISTRIBUTIONS:
-        for method in [options.method] if options.method else METHODS:
-            cell = (distribution, method, str(options.seed))
-            if any((r["distribution"], r["method"], str(r["seed"])) == cell for r in read_rows()):
-                print(f"{' '.join(cell)}: already in the results")
-                continue
-            folder = train(distribution, method, options.seed, options.threads)
-            add_row(row(distribution, folder))
-            if options.commit:
-                commit(f"Result: Fashion-MNIST-LT {distribution}, {method}, seed {options.seed}")
-    print(table(read_rows()))
+    dataset = options.dataset
+    for distribution, method, seed in itertools.product(
+        [options.only] if options.only else DISTRIBUTIONS,
+        [options.method] if options.method else METHODS,
+        options.seeds,
+    ):
+        cell = (distribution, method, str(seed))
+        rows = read_rows(dataset)
+        if any((r["distribution"], r["method"], str(r["seed"])) == cell for r in rows):
+            print(f"{' '.join(cell)}: already in the results")
+            continue
+        folder = train(dataset, distribution, method, seed, options.threads)
+        add_row(dataset, row(distribution, folder))
+        if options.commit:
+            commit(dataset, f"Result: {dataset} {distribution}, {method}, seed {seed}")
+    print(table(read_rows(dataset)))
     return 0
 
 
