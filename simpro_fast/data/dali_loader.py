@@ -81,12 +81,8 @@ class DaliLoader:
         # torch fixes the pool size of a thread at its first use. Do it for this one before the
         # threads of the pipeline choose theirs, which would otherwise become its default.
         torch.get_num_threads()
-        # Only the images that the split uses are kept padded; rows number them.
-        used, rows = np.unique(
-            np.concatenate([split.labeled, split.unlabeled]), return_inverse=True
-        )
-        self._labeled_rows, self._unlabeled_rows = np.split(rows, [len(split.labeled)])
-        self._padded = reflect_pad(dataset.images[used], views.shift)
+        images, self._labeled_rows, self._unlabeled_rows = _used_images(dataset, split)
+        self._padded = reflect_pad(images, views.shift)
         self._padded_on_gpu = (
             torch.from_numpy(self._padded).to(device) if device.type == "cuda" else None
         )
@@ -195,8 +191,24 @@ class DaliLoader:
             rows=rows,
             parameters=(*crop, np.concatenate(tables)),
             targets=self._dataset.labels[self._split.labeled[draws.labeled]],
-            truth=self._dataset.labels[self._split.unlabeled[draws.unlabeled]],
+            truth=self._dataset.unlabeled_truth(self._split.unlabeled[draws.unlabeled]),
         )
+
+
+def _used_images(dataset: ArrayDataset, split: Split) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The images that the split uses, each once, and the rows of its labeled and unlabeled ones."""
+    labeled = len(split.labeled)
+    if dataset.unlabeled_images is None:
+        used, rows = np.unique(
+            np.concatenate([split.labeled, split.unlabeled]), return_inverse=True
+        )
+        images = dataset.images[used]
+    else:
+        rows = np.arange(labeled + len(split.unlabeled))
+        images = np.concatenate(
+            [dataset.images[split.labeled], dataset.unlabeled_images[split.unlabeled]]
+        )
+    return images, rows[:labeled], rows[labeled:]
 
 
 def _reason(error: Exception) -> str:

@@ -25,11 +25,11 @@ def replay_views(
     """
     labeled, unlabeled = (
         _replay(
-            dataset.images[np.asarray(description[kind])],
+            images[np.asarray(description[kind])],
             ViewDraws.from_lists(description[f"{kind}_views"]),
             views,
         )
-        for kind in ("labeled", "unlabeled")
+        for kind, images in (("labeled", dataset.images), ("unlabeled", dataset.unlabeled_pool))
     )
     return labeled, unlabeled
 

@@ -27,7 +27,8 @@ Stats = tuple[float, float, float]
 class ArrayDataset:
     """A data set held in memory.
 
-    The labeled and the unlabeled set are both cut out of `images`. A set without a test part has
+    The labeled and the unlabeled set are both cut out of `images`, unless the set was published
+    with an unlabeled part of its own (`unlabeled_images`). A set without a test part has
     `test_images` and `test_labels` None; its split holds images out of `images` instead.
     """
 
@@ -46,6 +47,8 @@ class ArrayDataset:
     std: Stats
     flip: bool
     """Whether a horizontal flip keeps the label."""
+    unlabeled_images: np.ndarray | None = None
+    """uint8 [U, H, W, 3] of unknown classes; None: unlabeled images are some of `images`."""
 
     @property
     def num_classes(self) -> int:
@@ -56,8 +59,19 @@ class ArrayDataset:
         """Side in pixels."""
         return int(self.images.shape[1])
 
+    @property
+    def unlabeled_pool(self) -> np.ndarray:
+        """The images that `Split.unlabeled` counts."""
+        return self.images if self.unlabeled_images is None else self.unlabeled_images
+
+    def unlabeled_truth(self, indices: np.ndarray) -> np.ndarray:
+        """int64 true labels of images of `unlabeled_pool`, -1 where unknown; for diagnostics."""
+        if self.unlabeled_images is None:
+            return self.labels[indices]
+        return np.full(len(indices), -1, np.int64)
+
     def fingerprint(self) -> str:
-        """sha256 over shapes, labels and image bytes of both parts."""
+        """sha256 over shapes, labels and image bytes of all parts."""
         digest = hashlib.sha256()
         for images, labels in (
             (self.images, self.labels),
@@ -69,6 +83,9 @@ class ArrayDataset:
             digest.update(repr(images.shape).encode())
             digest.update(np.ascontiguousarray(labels, dtype="<i8").data)
             digest.update(np.ascontiguousarray(images).data)
+        if self.unlabeled_images is not None:
+            digest.update(repr(self.unlabeled_images.shape).encode())
+            digest.update(np.ascontiguousarray(self.unlabeled_images).data)
         return digest.hexdigest()
 
 

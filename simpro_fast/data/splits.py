@@ -36,7 +36,7 @@ class Split:
     labeled: np.ndarray
     """int64 [N] into the data set's `images`."""
     unlabeled: np.ndarray
-    """int64 [M] into `images`."""
+    """int64 [M] into `images`, or into `unlabeled_images` where the set has such a part."""
     test: np.ndarray
     """int64 [T] into `test_images`, or into `images` where the set has no test part."""
     labeled_counts: tuple[int, ...]
@@ -135,13 +135,22 @@ def make_split(data: DataConfig, dataset: ArrayDataset, seed: int) -> Split:
             f"data.gamma_unlabeled={data.gamma_unlabeled:g} contradicts "
             "data.unlabeled_distribution=uniform; leave one of them out"
         )
+    own_pool = dataset.unlabeled_images is not None
     labeled = long_tailed_counts(data.labeled_max, data.gamma_labeled, num_classes)
-    unlabeled = unlabeled_counts(
-        data.unlabeled_distribution, data.unlabeled_max, gamma_unlabeled, num_classes, seed
-    )
+    unlabeled = [0] * num_classes
+    if not own_pool:
+        unlabeled = unlabeled_counts(
+            data.unlabeled_distribution, data.unlabeled_max, gamma_unlabeled, num_classes, seed
+        )
+    elif data.overlap:
+        raise ConfigError(
+            f"data.overlap=true: {dataset.name} has an unlabeled part of its own, which does not "
+            "hold the labeled images; leave it out"
+        )
     if not data.allow_empty_classes:
         _refuse_empty("labeled", labeled, data.labeled_max, data.gamma_labeled, dataset)
-        _refuse_empty("unlabeled", unlabeled, data.unlabeled_max, gamma_unlabeled, dataset)
+        if not own_pool:
+            _refuse_empty("unlabeled", unlabeled, data.unlabeled_max, gamma_unlabeled, dataset)
     by_class = _indices_by_class(dataset.labels, num_classes)
     test = _held_out(data, dataset, by_class)
     labeled_parts, unlabeled_parts = [], []
@@ -158,7 +167,7 @@ def make_split(data: DataConfig, dataset: ArrayDataset, seed: int) -> Split:
         unlabeled_parts.append(rest[: n + m] if data.overlap else rest[n : n + m])
     return _with_counts(
         np.concatenate(labeled_parts),
-        np.concatenate(unlabeled_parts),
+        np.arange(len(dataset.unlabeled_pool)) if own_pool else np.concatenate(unlabeled_parts),
         np.concatenate(test)
         if dataset.test_labels is None
         else np.arange(len(dataset.test_labels)),
@@ -280,16 +289,13 @@ def _with_counts(
     overlap: bool,
 ) -> Split:
     test_source = dataset.labels if dataset.test_labels is None else dataset.test_labels
+    truth = dataset.unlabeled_truth(unlabeled)
     return Split(
         labeled=labeled,
         unlabeled=unlabeled,
         test=test,
         labeled_counts=_count(dataset.labels[labeled], dataset.num_classes),
-        unlabeled_counts=(
-            None
-            if (dataset.labels[unlabeled] < 0).any()
-            else _count(dataset.labels[unlabeled], dataset.num_classes)
-        ),
+        unlabeled_counts=(None if (truth < 0).any() else _count(truth, dataset.num_classes)),
         test_counts=_count(test_source[test], dataset.num_classes),
         overlap=overlap,
     )
@@ -308,6 +314,7 @@ def _split_from_file(data: DataConfig, path: Path, dataset: ArrayDataset) -> Spl
         lists["test"] = np.arange(len(dataset.test_labels))
     labeled, unlabeled, test = (lists[name] for name in _LISTS)
     sizes = {name: len(dataset.labels) for name in _LISTS}
+    sizes["unlabeled"] = len(dataset.unlabeled_pool)
     if dataset.test_labels is not None:
         sizes["test"] = len(dataset.test_labels)
     for name in _LISTS:
@@ -322,7 +329,7 @@ def _split_from_file(data: DataConfig, path: Path, dataset: ArrayDataset) -> Spl
             raise UserError(f"{path}: {name} holds image {values[counts > 1][0]} more than once")
     if not len(labeled) or not len(unlabeled):
         raise UserError(f"{path}: labeled and unlabeled need at least one image each")
-    if not data.overlap:
+    if not data.overlap and dataset.unlabeled_images is None:
         _refuse_shared(path, labeled, unlabeled, "labeled and unlabeled", "data.overlap=true")
     if dataset.test_labels is None:
         for name in ("labeled", "unlabeled"):

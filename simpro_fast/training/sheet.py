@@ -27,12 +27,13 @@ def views_sheet(trainer: Trainer) -> ViewsSheet:
     views = batch.views[trainer.rows[0] :].permute(0, 2, 3, 1).float().cpu().numpy()
     pixels = np.clip(np.rint((views * dataset.std + dataset.mean) * 255), 0, 255).astype(np.uint8)
     weak, *strong = np.split(pixels, 1 + strong_views)
-    indices = draws["unlabeled"][:count]
+    indices = np.asarray(draws["unlabeled"][:count])
+    truth = dataset.unlabeled_truth(indices)
     return ViewsSheet(
-        original=dataset.images[indices],
+        original=dataset.unlabeled_pool[indices],
         weak=weak[:count],
         strong=np.stack([view[:count] for view in strong], axis=1),
-        titles=[dataset.class_names[dataset.labels[i]] for i in indices],
+        titles=[dataset.class_names[k] if k >= 0 else "unlabeled" for k in truth],
         captions=[
             [
                 _caption(draws["unlabeled_views"], (1 + v) * unlabeled + i)
