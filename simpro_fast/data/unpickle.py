@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -157,3 +158,10 @@ def load_pickled_dict(file: BinaryIO, source: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{source}: holds a {type(content).__name__}, expected a dictionary")
     return content
+
+
+def entry(content: dict[str, Any], key: str, source: Path) -> Any:
+    """The value of a key that the file must have; a `UserError` lists what it has instead."""
+    if key not in content:
+        raise UserError(f"{source}: has no {key!r}, only {', '.join(sorted(content)) or 'nothing'}")
+    return content[key]

@@ -20,7 +20,8 @@ from cifar_format import (
 )
 
 from simpro_fast.config.schema import DataConfig
-from simpro_fast.data.sources import dataset_names, load_dataset, read_idx
+from simpro_fast.data.fashion_mnist import read_idx
+from simpro_fast.data.sources import dataset_names, load_dataset
 from simpro_fast.errors import ConfigError, UserError
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
