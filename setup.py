@@ -11,6 +11,7 @@ REQUIRED = [
     "numpy>=1.26",  # index lists, the counter-based generator of the draws
     "pydantic>=2.6",  # the strict, typed configuration schema (DeepSpeed brings it as well)
     "pyyaml>=6.0",  # configuration files, safe loader only
+    "pillow>=10",  # checks, packs and evaluates image files
     "safetensors>=0.4",  # exported models that cannot run code
     "scikit-learn>=1.3",  # carries the embedded data set (handwritten digits)
     "nvidia-dali-cuda130>=2.0; platform_system == 'Linux'",  # augmentation graphs, CPU and GPU
@@ -24,11 +25,10 @@ EXTRAS = {
     "export": ["onnx>=1.16"],  # exported graphs
     "parquet": ["pyarrow>=15"],  # manifests in Parquet
 }
-EXTRAS["dev"] = EXTRAS["report"] + [
+EXTRAS["dev"] = EXTRAS["report"] + EXTRAS["parquet"] + [
     "pytest>=8",  # tests
     "hypothesis>=6.100",  # property tests of kernels and draws
     "scipy>=1.11",  # chi-square tests of the draws
-    "pillow>=10",  # the oracle of the augmentation parity tests
     "ruff==0.17.*",  # lint and format
     "mypy>=1.10",  # types
     "types-PyYAML",  # types
