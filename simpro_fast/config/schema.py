@@ -117,6 +117,7 @@ class ModelConfig(Section):
 
     name: str = "wrn_28_2"
     activation: Literal["leaky_relu", "relu", "silu"] = "leaky_relu"
+    """The published Wide ResNets use leaky_relu (0.1), the ResNet-50s relu."""
     bn_momentum: float | None = Field(None, gt=0, le=1)
     """Batch-norm momentum, the weight of the new batch as in PyTorch; None: the net's own."""
     skip_quirk: bool = True

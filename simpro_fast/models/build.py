@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from simpro_fast.config.schema import ModelConfig
 from simpro_fast.errors import ConfigError
 from simpro_fast.models.layers import ACTIVATIONS
+from simpro_fast.models.resnet import ResNet50
 from simpro_fast.models.small_cnn import SmallCNN
 from simpro_fast.models.wideresnet import WideResNet
 
@@ -19,8 +20,12 @@ MIN_IMAGE_SIZE = 8
 
 
 def list_models() -> tuple[str, ...]:
-    """Names for `model.name`; any `wrn_<depth>_<width>` with depth = 6 n + 4 works as well."""
-    return ("small_cnn", "wrn_28_2", "wrn_28_8")
+    """Names for `model.name`; any `wrn_<depth>_<width>` with depth = 6 n + 4 works as well.
+
+    `resnet50_3x3` has a 3x3 stem of stride 1 and no max-pool (32 and 64 px), `resnet50` the 7x7
+    stem with max-pool of ImageNet.
+    """
+    return ("small_cnn", "wrn_28_2", "wrn_28_8", "resnet50_3x3", "resnet50")
 
 
 def build_model(
@@ -30,7 +35,7 @@ def build_model(
 
     Args:
         model: name, activation, batch-norm momentum (None: 0.001 in Wide ResNets as published,
-            0.1 in small_cnn) and the Wide ResNet quirk.
+            0.1 in the others) and the Wide ResNet quirk.
         num_classes: K.
         image_size: side in pixels; the networks take any from 8 up.
         seed: decides the initial weights alone; torch's global generators are left as they were.
@@ -61,6 +66,8 @@ def _construct(model: ModelConfig, num_classes: int) -> nn.Module:
     activation = ACTIVATIONS[model.activation]
     if model.name == "small_cnn":
         return SmallCNN(num_classes, activation)
+    if model.name in ("resnet50_3x3", "resnet50"):
+        return ResNet50(num_classes, activation, small_stem=model.name == "resnet50_3x3")
     wide = re.fullmatch(r"wrn_(\d+)_(\d+)", model.name)
     if wide is None:
         nearest = difflib.get_close_matches(model.name, list_models(), n=1, cutoff=0.0)[0]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.flop_counter import FlopCounterMode
 
 from simpro_fast.config.schema import ModelConfig
 from simpro_fast.errors import ConfigError
@@ -126,3 +127,59 @@ def test_tiny_images_are_an_error():
 def test_all_listed_models_build():
     for name in list_models():
         assert isinstance(build(name), nn.Module)
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "side", "stem", "gflop"),
+    [("resnet50_3x3", 32, 32, 1728, 2.596), ("resnet50", 64, 16, 9408, 0.671)],
+)
+def test_resnet50_layers(name, size, side, stem, gflop):
+    model = build(name, num_classes=1000, size=size, activation="relu")
+    body = 23_508_032 - 9408  # torchvision's ResNet-50 without its head and stem
+    assert parameters(model) == body + stem + 2048 * 1000 + 1000
+    # The published small net counts 24.0 M with 127 classes and two heads that never train,
+    # a second classifier and a 4-way one.
+    dead_heads = (2048 * 127 + 127) + (2048 * 4 + 4)
+    few = build(name, num_classes=127, size=size)
+    if name == "resnet50_3x3":
+        assert parameters(few) + dead_heads == 24_028_994
+    convs = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
+    assert len(convs) == 1 + 3 * 16 + 4
+    sides = []
+    for stage in (model.layer1, model.layer2, model.layer3, model.layer4):
+        stage.register_forward_hook(lambda _, __, out: sides.append(tuple(out.shape[1:])))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.eval()(torch.randn(1, 3, size, size))
+    assert sides == [(256 * 2**i, side // 2**i, side // 2**i) for i in range(4)]
+    assert counter.get_total_flops() / 1e9 == pytest.approx(gflop, rel=0.002)
+
+
+@pytest.mark.parametrize("name", ["resnet50_3x3", "resnet50", "wrn_28_2"])
+def test_real_networks_train_on_a_batch_of_two(name):
+    model = build(name, num_classes=127, size=32)
+    logits = model(torch.randn(2, 3, 32, 32))
+    assert logits.shape == (2, 127)
+    nn.functional.cross_entropy(logits, torch.tensor([0, 126])).backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None and torch.isfinite(parameter.grad).all()
+    assert all(p.grad.abs().sum() > 0 for p in model.parameters() if p.dim() > 1)
+
+
+def test_resnet50_is_torchvisions():
+    reference = pytest.importorskip("torchvision").models.resnet50(num_classes=11).eval()
+    model = build("resnet50", num_classes=11, size=64, activation="relu").eval()
+    assert model.load_state_dict(reference.state_dict()).missing_keys == []
+    x = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(model(x), reference(x))
+
+
+def test_resnet50_initialisation():
+    model = build("resnet50_3x3")
+    conv = model.layer3[1].conv2
+    assert conv.weight.std().item() == pytest.approx(math.sqrt(2 / (256 * 9)), rel=0.02)
+    assert {m.momentum for m in batch_norms(model)} == {0.1}
+    assert {m.eps for m in batch_norms(model)} == {1e-5}
