@@ -13,6 +13,7 @@ REQUIRED = [
     "pyyaml>=6.0",  # configuration files, safe loader only
     "pillow>=10",  # checks, packs and evaluates image files
     "safetensors>=0.4",  # exported models that cannot run code
+    "scipy>=1.11",  # reads MATLAB files (SVHN); scikit-learn brings it as well
     "scikit-learn>=1.3",  # carries the embedded data set (handwritten digits)
     "nvidia-dali-cuda130>=2.0; platform_system == 'Linux'",  # augmentation graphs, CPU and GPU
     "deepspeed>=0.16; platform_system == 'Linux'",  # training engine and multi-rank launcher
@@ -25,15 +26,18 @@ EXTRAS = {
     "export": ["onnx>=1.16"],  # exported graphs
     "parquet": ["pyarrow>=15"],  # manifests in Parquet
 }
-EXTRAS["dev"] = EXTRAS["report"] + EXTRAS["parquet"] + [
-    "pytest>=8",  # tests
-    "hypothesis>=6.100",  # property tests of kernels and draws
-    "scipy>=1.11",  # chi-square tests of the draws
-    "ruff==0.17.*",  # lint and format
-    "mypy>=1.10",  # types
-    "types-PyYAML",  # types
-    "build>=1.2",  # the wheel test
-]
+EXTRAS["dev"] = (
+    EXTRAS["report"]
+    + EXTRAS["parquet"]
+    + [
+        "pytest>=8",  # tests
+        "hypothesis>=6.100",  # property tests of kernels and draws
+        "ruff==0.17.*",  # lint and format
+        "mypy>=1.10",  # types
+        "types-PyYAML",  # types
+        "build>=1.2",  # the wheel test
+    ]
+)
 
 # configs/ and launch/ live at the top of the tree; inside a wheel they are data of simpro_fast.
 PACKAGES = [

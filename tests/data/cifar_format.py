@@ -80,8 +80,9 @@ def cifar10_members(per_class: int = 2) -> dict[str, bytes]:
     return members
 
 
-def cifar100_members() -> dict[str, bytes]:
-    """One image of each of the 100 classes in both parts."""
+def cifar100_members(per_class: int = 1) -> dict[str, bytes]:
+    """`per_class` images of each of the 100 classes in both parts."""
+    count = 100 * per_class
     members = {
         "meta": python2_pickle(
             {
@@ -93,11 +94,11 @@ def cifar100_members() -> dict[str, bytes]:
     for seed, name in enumerate(["train", "test"]):
         members[name] = python2_pickle(
             {
-                "filenames": [f"image_{i}.png" for i in range(100)],
+                "filenames": [f"image_{i}.png" for i in range(count)],
                 "batch_label": f"{name} part",
-                "fine_labels": list(range(100)),
-                "coarse_labels": [k % 20 for k in range(100)],
-                "data": cifar_images(100, seed),
+                "fine_labels": list(range(100)) * per_class,
+                "coarse_labels": [k % 20 for k in range(100)] * per_class,
+                "data": cifar_images(count, seed),
             }
         )
     return members

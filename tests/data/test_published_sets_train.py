@@ -1,0 +1,76 @@
+"""Every published data set trains three steps from small files of its format.
+
+The shipped experiment with smaller numbers of images and steps; nothing else is changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cifar_format import cifar10_members, cifar100_members, write_folder
+from svhn_format import write_svhn
+
+from simpro_fast.config import Config, load_config
+from simpro_fast.training.ranks import start_ranks
+from simpro_fast.training.trainer import Trainer
+
+SMALL = (
+    *("data.batch_size=2", "data.mu=1", "train.steps=3", "train.period=2"),
+    *("train.threads=1", "distributed.engine=plain", "log.progress=off", "log.tensorboard=false"),
+)
+
+
+def train(name: str, root: Path, *overrides: str) -> tuple[Config, dict[str, Any]]:
+    """The summary of a run whose files are in `root`."""
+    places = (f"data.root={root}", f"output_dir={root / 'runs'}")
+    config = load_config(name, [*SMALL, *places, *overrides])
+    trainer = Trainer(config, start_ranks(config))
+    try:
+        return config, trainer.fit()
+    finally:
+        trainer.close()
+
+
+def rows(config: Config) -> list[dict[str, Any]]:
+    lines = (config.run_dir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def write_cifar10(root: Path) -> None:
+    write_folder(root, "cifar-10-batches-py", cifar10_members())
+
+
+def write_cifar100(root: Path) -> None:
+    write_folder(root, "cifar-100-python", cifar100_members(per_class=3))
+
+
+TEN = ("data.labeled_max=4", "data.unlabeled_max=6", "data.gamma_labeled=2")
+HUNDRED = ("data.labeled_max=1", "data.unlabeled_max=2", "data.gamma_labeled=1")
+
+
+@pytest.mark.parametrize(
+    ("write", "name", "overrides", "labeled"),
+    [
+        (write_cifar10, "cifar10_lt/reversed", TEN, 25),
+        (write_svhn, "cifar10_lt/middle", ("data.name=svhn", *TEN), 25),
+        (write_cifar100, "cifar100_lt/uniform", HUNDRED, 100),
+    ],
+)
+def test_trains_three_steps(
+    tmp_path: Path,
+    write: Callable[[Path], None],
+    name: str,
+    overrides: tuple[str, ...],
+    labeled: int,
+) -> None:
+    write(tmp_path)
+    config, summary = train(name, tmp_path, *overrides)
+    assert summary["steps"] == 3
+    assert sum(summary["labeled_counts"]) == labeled
+    assert summary["kl_pi_u"] >= 0
+    assert [row["step"] for row in rows(config)] == [2, 3]
+    assert all(row["loss"] > 0 for row in rows(config))
