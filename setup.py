@@ -64,5 +64,10 @@ setup(
     },
     install_requires=REQUIRED,
     extras_require=EXTRAS,
-    entry_points={"console_scripts": ["simpro-train = simpro_fast.cli:main"]},
+    entry_points={
+        "console_scripts": [
+            "simpro-train = simpro_fast.cli:main",
+            "simpro-prepare = simpro_fast.prepare:main",
+        ]
+    },
 )

@@ -9,10 +9,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 # YAML has no paths: strings are accepted where a path is meant.
 FilePath = Annotated[Path, Strict(False)]
+# One folder may be written without brackets; YAML lists become tuples.
+FilePaths = Annotated[
+    tuple[FilePath, ...],
+    Strict(False),
+    BeforeValidator(lambda value: [value] if isinstance(value, str | Path) else value),
+]
+Range = Annotated[tuple[float, float], Strict(False)]
 Distribution = Literal["consistent", "uniform", "reversed", "middle", "head_tail", "random"]
 # Views per labeled and per unlabeled image: the released code against Algorithm 1 of the paper.
 RECIPE_VIEWS = {"released": {"labeled": 2, "strong": 2}, "paper": {"labeled": 1, "strong": 1}}
@@ -62,15 +69,18 @@ class DataConfig(Section):
     """Data set, split, batches and views."""
 
     name: str = "digits"
-    """One of the known data sets."""
+    """One of the known data sets, or `images`: your own files."""
     root: FilePath | None = None
     """Folder of the data set's files; None: the set's well-known places."""
+    cache_dir: FilePath | None = None
+    """Folder for resized copies (STL-10); None: beside the data set's files."""
     image_size: int | None = Field(None, gt=0)
     """Side in pixels; None: the set's own."""
     labeled_max: int = Field(500, gt=0)
     """Labeled images of the most frequent class (N1)."""
     unlabeled_max: int = Field(4000, gt=0)
-    """Unlabeled images of the most frequent class (M1)."""
+    """Unlabeled images of the most frequent class (M1); like `gamma_unlabeled` and
+    `unlabeled_distribution` not used by sets that have an unlabeled part of their own (STL-10)."""
     gamma_labeled: float = Field(100.0, ge=1)
     """Imbalance ratio of the labeled set, largest over smallest class."""
     gamma_unlabeled: float | None = Field(None, ge=1)
@@ -104,6 +114,55 @@ class DataConfig(Section):
     """Largest shift of the random crop in pixels; None: an eighth of the side."""
     prefetch: int = Field(2, gt=0)
     """Batches that the pipeline prepares ahead."""
+
+    # Own files (`name: images`): folders, or a manifest that launch/prepare.py wrote. The class
+    # counts are those of the files, so labeled_max ... unlabeled_distribution are not looked at.
+    labeled: FilePath | None = None
+    """Folder with one subfolder of images per class."""
+    unlabeled: FilePaths = ()
+    """One or more folders of images, flat or nested."""
+    val: FilePath | None = None
+    """Folder like `labeled`, to test on."""
+    manifest: FilePath | None = None
+    """CSV or Parquet list of the images, instead of the three folders."""
+    packed: FilePath | None = None
+    """Array that `prepare --pack` made of the manifest's images; trains from memory."""
+    holdout_per_class: int = Field(0, ge=0)
+    """Without `val`: labeled images of each class that are kept for testing, 0 for none."""
+    on_bad_image: Literal["error", "skip"] = "error"
+    """A damaged file met in training stops the run, or is replaced by another image."""
+    weak_scale: Range = (0.5, 1.0)
+    """Area of the weak view's crop as a share of the image, uniform between the two."""
+    strong_scale: Range = (0.2, 1.0)
+    """The same for strong views."""
+    crop_ratio: Range = (3 / 4, 4 / 3)
+    """Width over height of both crops, log-uniform between the two."""
+
+    @model_validator(mode="after")
+    def _check_images(self) -> DataConfig:
+        given = [
+            key
+            for key in ("labeled", "unlabeled", "val", "manifest", "packed")
+            if getattr(self, key)
+        ]
+        if self.name != "images" and given:
+            raise ValueError(f"{given[0]} is for own images; set name=images or leave it out")
+        if self.name == "images":
+            if self.manifest is None and not (self.labeled and self.unlabeled):
+                raise ValueError(
+                    "own images need manifest=FILE (see launch/prepare.py), "
+                    "or labeled=FOLDER and unlabeled=FOLDER"
+                )
+            if self.manifest is not None and set(given) & {"labeled", "unlabeled", "val"}:
+                raise ValueError(f"{given[0]} and manifest exclude each other; keep one of them")
+            if self.packed is not None and self.manifest is None:
+                raise ValueError("packed needs the manifest that it was made from; set manifest")
+        for key, largest in (("weak_scale", 1), ("strong_scale", 1), ("crop_ratio", None)):
+            low, high = getattr(self, key)
+            if not 0 < low <= high or (largest and high > largest):
+                upper = f" <= {largest}" if largest else ""
+                raise ValueError(f"{key}=[{low:g}, {high:g}] must be 0 < low <= high{upper}")
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> DataConfig:

@@ -1,0 +1,9 @@
+#!/usr/bin/env python3
+"""Look at a data set before training: `launch/prepare.py --labeled D --unlabeled D --output D`."""
+
+import sys
+
+from simpro_fast.prepare import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,270 @@
+"""The command line of `launch/prepare.py`: look at a data set before training on it."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import io
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from simpro_fast.config import load_config
+from simpro_fast.config.schema import Config, DataConfig
+from simpro_fast.config.suggest import suggest_config
+from simpro_fast.data.atomic import replacing
+from simpro_fast.data.image_scan import Ignored, scan_folders
+from simpro_fast.data.manifest import Manifest, read_manifest, write_manifest
+from simpro_fast.data.packed import is_packed, pack, packed_path
+from simpro_fast.data.preparation import CACHE_NAME, Checked, check_images, refuse_empty_classes
+from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.training.ranks import cpu_cores
+
+DONE, FAILED, INTERRUPTED = 0, 1, 130
+_SHOWN = 50
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors as one line, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see --help")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="prepare.py",
+        description="Count classes and images, decode every file once, list what is damaged, "
+        "unsupported or duplicate, and write a manifest to train from.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", help="take the data set from this configuration")
+    parser.add_argument("--labeled", type=Path, help="folder with one subfolder per class")
+    parser.add_argument(
+        "--unlabeled", type=Path, nargs="+", action="extend", help="folders, flat or nested"
+    )
+    parser.add_argument("--val", type=Path, help="folder like --labeled, to test on")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the results")
+    parser.add_argument(
+        "--on-bad-image",
+        choices=("error", "skip"),
+        help="skip: leave unusable files out and go on (default: error, exit code 1)",
+    )
+    parser.add_argument(
+        "--pack", type=_positive, metavar="PX", help="also pack to this square size"
+    )
+    parser.add_argument("--init-config", type=Path, metavar="FILE", help="write a configuration")
+    parser.add_argument(
+        "--format", choices=("csv", "parquet"), default="csv", help="of the manifest"
+    )
+    parser.add_argument("--threads", type=_positive, default=cpu_cores(), help="default: all cores")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns 0 done, 1 something is wrong, 2 usage, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # file names may be no text at all
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        options = build_parser().parse_args(arguments)
+        data = _data(options)
+        with _alone(options.output):
+            if data is None or data.name == "images":
+                return _prepare_images(options, data)
+            return _prepare_benchmark(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"error: {error}; check the path, its permissions and free space", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("interrupted; what was decoded is remembered, start again to go on", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+def _data(options: argparse.Namespace) -> DataConfig | None:
+    """The configured data set; None where the folders are on the command line."""
+    folders = options.labeled or options.unlabeled or options.val
+    if options.config:
+        if folders:
+            raise ConfigError("--config and --labeled/--unlabeled/--val exclude each other")
+        return load_config(options.config).data
+    if not (options.labeled and options.unlabeled):
+        raise ConfigError("give --labeled and --unlabeled, or --config")
+    return None
+
+
+@contextmanager
+def _alone(output: Path) -> Iterator[None]:
+    """One process at a time per output folder; the next finds everything done."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = (output / ".prepare.lock").open("w")
+    except OSError as error:
+        raise UserError(
+            f"{output}: cannot be written ({error.strerror}); choose another --output"
+        ) from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _prepare_images(options: argparse.Namespace, data: DataConfig | None) -> int:
+    started = time.perf_counter()
+    manifest, ignored = _list(options, data)
+    progress = _Progress("decoded")
+    checked = check_images(
+        manifest, options.output / CACHE_NAME, threads=options.threads, progress=progress
+    )
+    progress.close()
+    problems = checked.problems()
+    mode = options.on_bad_image or (data.on_bad_image if data else "error")
+    for line in _table(checked, ignored):
+        print(line)
+    _write_json(options.output / "report.json", _report(checked, ignored))
+    refuse_empty_classes(checked)
+    if problems and mode == "error":
+        raise UserError(
+            f"{len(problems)} of {len(manifest.rows)} files cannot be used (listed above, all in "
+            f"{options.output / 'report.json'}); repair or remove them, or use --on-bad-image skip"
+        )
+    path = options.output / f"manifest.{options.format}"
+    written = Manifest(options.output.resolve(), checked.manifest.rows, manifest.class_names)
+    write_manifest(written, path)
+    skipped = f", {len(problems)} skipped" if problems else ""
+    print(f"manifest {path}{skipped}, fingerprint {written.fingerprint()[:12]}")
+    packed = _pack(options, written) if options.pack else None
+    if options.init_config:
+        text = suggest_config(written.usable(), path, packed, options.pack)
+        with replacing(options.init_config) as file:
+            file.write(text.encode())
+        print(f"configuration {options.init_config}")
+    seconds = time.perf_counter() - started
+    known = len(manifest.rows) - checked.decoded
+    print(f"{checked.decoded} files decoded, {known} known from before, {seconds:.1f} s")
+    return DONE
+
+
+def _list(options: argparse.Namespace, data: DataConfig | None) -> tuple[Manifest, Ignored]:
+    if data is None:
+        return scan_folders(options.labeled, options.unlabeled, options.val)
+    if data.manifest is not None:
+        return read_manifest(data.manifest), Ignored()
+    assert data.labeled is not None  # checked by the configuration
+    return scan_folders(data.labeled, data.unlabeled, data.val)
+
+
+def _pack(options: argparse.Namespace, manifest: Manifest) -> Path:
+    path = packed_path(options.output, options.pack)
+    if is_packed(manifest, options.output, options.pack):
+        print(f"packed {path}, up to date")
+        return path
+    total = len(manifest.usable().rows)
+    progress = _Progress("packed")
+    pack(
+        manifest,
+        options.output,
+        options.pack,
+        threads=options.threads,
+        progress=lambda done: progress(done, total),
+    )
+    progress.close()
+    print(f"packed {path}, {total} images of {options.pack} px")
+    return path
+
+
+def _table(checked: Checked, ignored: Ignored) -> Iterator[str]:
+    """The summary for the terminal."""
+    counts = checked.counts()
+    totals = {split: sum(of.values()) for split, of in counts.items()}
+    names = checked.manifest.class_names
+    evaluated = totals["val"] + totals["test"]
+    yield (
+        f"{len(names)} classes, {totals['labeled']} labeled, {totals['unlabeled']} unlabeled, "
+        f"{evaluated} val images, {sum(ignored.counts.values())} ignored"
+    )
+    width = max(12, *(len(name) + 2 for name in names))
+    yield f"  {'class':<{width}}{'labeled':>10}{'val':>10}"
+    for name in names:
+        tested = counts["val"][name] + counts["test"][name]
+        yield f"  {name:<{width}}{counts['labeled'][name]:>10}{tested:>10}"
+    for line in ignored.lines():
+        yield f"ignored: {line}"
+    if checked.repeats:
+        yield f"note: {checked.repeats} images occur again in their own set; they stay"
+    if not evaluated:
+        yield "note: no val images; set data.holdout_per_class, or nothing is measured"
+    problems = checked.problems()
+    for row in problems[:_SHOWN]:
+        yield f"{row.path}: {row.status}"
+    if len(problems) > _SHOWN:
+        yield f"... and {len(problems) - _SHOWN} more"
+
+
+def _report(checked: Checked, ignored: Ignored) -> dict[str, Any]:
+    return {
+        "class_names": list(checked.manifest.class_names),
+        "counts": {split: dict(sorted(of.items())) for split, of in checked.counts().items()},
+        "ignored": dict(ignored.counts),
+        "repeats": checked.repeats,
+        "problems": [{"path": row.path, "reason": row.status} for row in checked.problems()],
+    }
+
+
+def _prepare_benchmark(options: argparse.Namespace) -> int:
+    """Read a known data set, cut its split, and leave both described in the output folder."""
+    from simpro_fast.data.sources import load_dataset
+    from simpro_fast.data.splits import make_split, save_split
+
+    if options.pack or options.init_config:
+        raise ConfigError("--pack and --init-config are for own images (data.name=images)")
+    config: Config = load_config(options.config)
+    dataset = load_dataset(config.data)
+    split = make_split(config.data, dataset, config.seed)
+    save_split(split, options.output, dataset)
+    print(f"{dataset.name}: {len(dataset.class_names)} classes, sha256 {dataset.fingerprint()}")
+    print(split.summary())
+    print(f"labeled per class {list(split.labeled_counts)}")
+    if split.unlabeled_counts is not None:
+        print(f"unlabeled per class {list(split.unlabeled_counts)}")
+    print(f"split written to {options.output}")
+    return DONE
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    with replacing(path) as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
+
+
+class _Progress:
+    """One line that is written over, on a terminal only."""
+
+    def __init__(self, verb: str) -> None:
+        self._verb, self._started, self._shown = verb, time.perf_counter(), 0.0
+        self._live = sys.stderr.isatty()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.perf_counter()
+        if self._live and (now - self._shown > 0.1 or done == total):
+            self._shown = now
+            rate = done / max(now - self._started, 1e-9)
+            left = (total - done) / rate
+            text = f"{self._verb} {done}/{total} files, {rate:.0f}/s, {left:.0f} s left"
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,300 @@
+"""launch/prepare.py: what it finds, refuses, writes and remembers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from simpro_fast import prepare
+from simpro_fast.config import load_config
+from simpro_fast.data import preparation
+from simpro_fast.data.image_files import Facts, check_file
+from simpro_fast.data.manifest import read_manifest
+from tests.conftest import ROOT
+from tests.data.image_folders import cut, picture, save, tidy
+
+BAD = ("cats/trunc.jpg", "dogs/empty.jpg", "owls/note.jpg")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tidy(tmp_path / "data")
+
+
+def damage(root: Path) -> None:
+    """Case 3."""
+    cut(root / "labeled" / BAD[0], root / "labeled/cats/0.jpg")
+    (root / "labeled" / BAD[1]).touch()
+    (root / "labeled" / BAD[2]).write_text("a note")
+
+
+def run(root: Path, *arguments: str) -> int:
+    folders = ["--labeled", f"{root}/labeled", "--unlabeled", f"{root}/unlabeled"]
+    return prepare.main(
+        [*folders, "--val", f"{root}/val", "--output", f"{root}/out", "--threads=2", *arguments]
+    )
+
+
+def problems(root: Path) -> dict[str, str]:
+    report = json.loads((root / "out/report.json").read_text())
+    return {row["path"].removeprefix(f"{root}/"): row["reason"] for row in report["problems"]}
+
+
+def test_tidy_set(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(root) == 0
+    assert "3 classes, 12 labeled, 24 unlabeled, 6 val images, 0 ignored" in capsys.readouterr().out
+    manifest = read_manifest(root / "out/manifest.csv")
+    assert len(manifest.rows) == 42
+    for row in manifest.rows:
+        assert row.status == "ok" and Path(row.path).stat().st_size == row.bytes
+        with Image.open(row.path) as image:
+            assert image.size == (row.width, row.height)
+
+
+def test_summary_of_a_messy_set(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cases 1 and 39."""
+    save(root / "labeled/.ipynb_checkpoints/x.jpg", picture(900))
+    (root / "labeled/cats/._x.jpg").write_bytes(b"1234")
+    shutil.rmtree(root / "unlabeled")
+    for i, name in enumerate(("1.jpg", "a b.JPG", "sub/deep.jpeg", "ü.png")):
+        save(root / "unlabeled" / name, picture(100 + i), format="png" if i == 3 else "jpeg")
+    (root / "unlabeled/readme.txt").write_text("hello")
+    assert run(root) == 0
+    out = capsys.readouterr().out
+    assert "3 classes, 12 labeled, 4 unlabeled, 6 val images, 3 ignored" in out
+    assert "ignored: 1 not an image by its ending" in out and "ignored: 2 hidden" in out
+    assert "._x" not in (root / "out/manifest.csv").read_text()
+
+
+def test_damaged_files_are_listed_and_skipped_on_request(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(root)
+    assert run(root) == 1
+    printed = capsys.readouterr()
+    assert len(printed.err.splitlines()) == 1 and "3 of 45 files" in printed.err
+    assert set(problems(root)) == {f"labeled/{name}" for name in BAD}
+    for name in BAD:
+        assert f"{root}/labeled/{name}: damaged: " in printed.out
+    assert not (root / "out/manifest.csv").exists()
+    assert run(root, "--on-bad-image", "skip") == 0
+    assert "3 skipped" in capsys.readouterr().out
+    manifest = read_manifest(root / "out/manifest.csv")
+    assert len(manifest.rows) == 45 and len(manifest.usable().rows) == 42
+
+
+def test_refused_formats_are_named(root: Path) -> None:
+    """Case 5."""
+    save(root / "unlabeled/x.gif", picture(1))
+    deep = Image.fromarray(np.full((20, 20), 40_000, np.uint16))
+    save(root / "unlabeled/deep.png", deep)
+    assert run(root) == 1
+    found = problems(root)
+    assert "GIF" in found["unlabeled/x.gif"] and "16-bit" in found["unlabeled/deep.png"]
+    assert len(found) == 2
+
+
+def test_duplicates(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(root / "labeled/cats/0.jpg", root / "unlabeled/again.jpg")
+    shutil.copy(root / "val/dogs/0.jpg", root / "unlabeled/leak.jpg")
+    shutil.copy(root / "val/dogs/1.jpg", root / "labeled/dogs/leak.jpg")
+    shutil.copy(root / "labeled/owls/0.jpg", root / "labeled/dogs/owl.jpg")
+    shutil.copy(root / "unlabeled/000.jpg", root / "unlabeled/twice.jpg")
+    assert run(root) == 1
+    found = problems(root)
+    assert found["unlabeled/again.jpg"].endswith("also labeled as " + f"{root}/labeled/cats/0.jpg")
+    assert "leaks the val image" in found["unlabeled/leak.jpg"]
+    assert "leaks the val image" in found["labeled/dogs/leak.jpg"]
+    assert "the label 'owls'" in found["labeled/dogs/owl.jpg"]
+    assert "the label 'dogs'" in found["labeled/owls/0.jpg"]
+    assert len(found) == 5
+    assert "1 images occur again in their own set" in capsys.readouterr().out
+
+
+def test_second_run_decodes_nothing_and_a_changed_file_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[str] = []
+
+    def look(path: Path) -> Facts:
+        looked_at.append(path.name)
+        return check_file(path)
+
+    monkeypatch.setattr(preparation, "check_file", look)
+    assert run(root, "--pack", "16") == 0
+    assert len(looked_at) == 42
+    written = {p.name: p.read_bytes() for p in (root / "out").iterdir()}
+    inode = (root / "out/packed_16.npy").stat().st_ino
+    looked_at.clear()
+    assert run(root, "--pack", "16") == 0
+    assert not looked_at
+    assert {p.name: p.read_bytes() for p in (root / "out").iterdir()} == written
+    assert (root / "out/packed_16.npy").stat().st_ino == inode
+    save(root / "unlabeled/003.jpg", picture(777, 50, 50))
+    (root / "unlabeled/004.jpg").unlink()
+    assert run(root, "--pack", "16") == 0
+    assert looked_at == ["003.jpg"]
+    assert len(np.load(root / "out/packed_16.npy")) == 41
+    (root / "out/.prepare_cache.csv").write_text("rubbish")
+    assert run(root) == 0
+    assert len(looked_at) == 1 + 41
+
+
+def test_packed_pictures_are_centred_squares(root: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    save(root / "unlabeled/turned.jpg", picture(55, 60, 40), exif=exif)
+    assert run(root, "--pack", "24") == 0
+    packed = np.load(root / "out/packed_24.npy")
+    manifest = read_manifest(root / "out/manifest.csv")
+    index = json.loads((root / "out/packed_24.json").read_text())
+    assert index == {
+        "manifest_fingerprint": manifest.fingerprint(),
+        "image_size": 24,
+        "images": 43,
+    }
+    for row, pixels in zip(manifest.rows, packed, strict=True):
+        with Image.open(row.path) as image:
+            image = image.convert("RGB")
+            if "turned" in row.path:
+                image = image.transpose(Image.Transpose.ROTATE_270)
+                assert image.size == (40, 60)
+            w, h = image.size
+            s = min(w, h)
+            box = ((w - s) / 2, (h - s) / 2, (w + s) / 2, (h + s) / 2)
+            expected = np.asarray(image.resize((24, 24), Image.Resampling.BILINEAR, box=box))
+        assert np.array_equal(pixels, expected)
+
+
+def test_suggested_configuration_loads(root: Path) -> None:
+    assert run(root, "--pack", "16", "--init-config", f"{root}/own.yaml") == 0
+    config = load_config(root / "own.yaml")
+    assert config.data.name == "images" and config.data.image_size == 16
+    assert config.data.manifest == root / "out/manifest.csv"
+    assert config.data.packed == root / "out/packed_16.npy"
+    assert (config.data.batch_size, config.data.mu) == (8, 2)
+    shutil.rmtree(root / "val")
+    arguments = ["--labeled", f"{root}/labeled", "--unlabeled", f"{root}/unlabeled"]
+    arguments += ["--output", f"{root}/two", "--init-config", f"{root}/two.yaml"]
+    assert prepare.main(arguments) == 0
+    assert load_config(root / "two.yaml").data.packed is None
+    assert "nothing is measured" in (root / "two.yaml").read_text()
+    # the written configuration names a data set that can be prepared again
+    assert prepare.main(["--config", f"{root}/two.yaml", "--output", f"{root}/two"]) == 0
+
+
+def test_class_without_a_usable_image(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Case 32."""
+    for path in (root / "labeled/owls").iterdir():
+        path.write_bytes(b"x")
+    assert run(root, "--on-bad-image", "skip") == 1
+    assert "error: class 'owls' has no usable labeled image" in capsys.readouterr().err
+    shutil.rmtree(root / "labeled/owls")
+    (root / "labeled/owls").mkdir()
+    assert run(root) == 1
+    assert "class 'owls'" in capsys.readouterr().err
+    assert not (root / "out/manifest.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--output", "o"], "give --labeled and --unlabeled"),
+        (["--labeled", "a", "--output", "o"], "give --labeled and --unlabeled"),
+        (["--config", "digits_lt/reversed", "--labeled", "a", "--output", "o"], "exclude"),
+        (["--config", "digits_lt/reversd", "--output", "o"], "digits_lt/reversed"),
+        (["--config", "digits_lt/reversed", "--pack", "8", "--output", "o"], "own images"),
+        (["--labeled", "a", "--unlabeled", "b", "--output", "o", "--pack", "0"], "'0'"),
+        (["--labeled", "a", "--unlabeled", "b"], "--output"),
+    ],
+)
+def test_usage_errors(
+    arguments: list[str],
+    part: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert prepare.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert part in error and len(error.splitlines()) == 1
+
+
+def test_missing_folder_is_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(root / "unlabeled")
+    assert run(root) == 1
+    assert capsys.readouterr().err == (
+        f"error: {root}/unlabeled: cannot be read (No such file or directory); "
+        "check the path and its permissions\n"
+    )
+
+
+def test_known_data_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert prepare.main(["--config", "digits_lt/reversed", "--output", f"{tmp_path}/o"]) == 0
+    assert "digits: 10 classes" in capsys.readouterr().out
+    assert (tmp_path / "o/split.json").is_file() and (tmp_path / "o/split.npz").is_file()
+
+
+def test_interruption_leaves_no_manifest_and_remembers(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(self: object, done: int, total: int) -> None:
+        if done == 10:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prepare._Progress, "__call__", interrupt)
+        assert run(root) == 130
+    assert {p.name for p in (root / "out").iterdir()} == {".prepare.lock", ".prepare_cache.csv"}
+    capsys.readouterr()
+    assert run(root) == 0
+    assert "32 files decoded, 10 known from before" in capsys.readouterr().out
+
+
+def test_full_disk_while_packing(root: Path) -> None:
+    code = (
+        "import resource, signal, sys\n"
+        "from simpro_fast.prepare import main\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    arguments = ["--labeled", f"{root}/labeled", "--unlabeled", f"{root}/unlabeled"]
+    arguments += ["--output", f"{root}/out", "--pack", "64"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stdout
+    assert len(done.stderr.splitlines()) == 1
+    assert "packed_64.npy: cannot be written (File too large; free some space" in done.stderr
+    left = {p.name for p in (root / "out").iterdir()}
+    assert left == {".prepare.lock", ".prepare_cache.csv", "manifest.csv", "report.json"}
+
+
+def test_several_processes_at_once(root: Path) -> None:
+    """Case 6: all succeed, and what they wrote is whole."""
+    script = str(ROOT / "launch/prepare.py")
+    arguments = ["--labeled", f"{root}/labeled", "--unlabeled", f"{root}/unlabeled"]
+    arguments += ["--val", f"{root}/val", "--output", f"{root}/out", "--pack", "16"]
+    started = [
+        subprocess.Popen(
+            [sys.executable, script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        for _ in range(4)
+    ]
+    said = [process.communicate(timeout=120)[0].decode() for process in started]
+    assert [process.returncode for process in started] == [0] * 4, said
+    assert sum("42 files decoded, 0 known" in text for text in said) == 1
+    assert sum("0 files decoded, 42 known" in text for text in said) == 3
+    assert len(np.load(root / "out/packed_16.npy")) == len(
+        read_manifest(root / "out/manifest.csv").rows
+    )
+    assert {p.name for p in (root / "out").glob(".*")} == {".prepare.lock", ".prepare_cache.csv"}
