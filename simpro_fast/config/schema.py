@@ -55,8 +55,9 @@ class MethodConfig(Section):
     """Ablation: false removes tau * log pi_u from the pseudo-labels (no E step)."""
     adjust_loss: bool = True
     """Ablation: false removes tau * log phi from both losses (no M step)."""
-    impl: Literal["auto", "triton", "eager"] = "auto"
-    """Kernel implementation."""
+    impl: Literal["auto", "triton", "eager", "compile"] = "auto"
+    """Loss kernels: `auto` takes Triton on CUDA and eager PyTorch elsewhere; `compile` is the eager
+    twin through torch.compile."""
 
     @model_validator(mode="after")
     def _check(self) -> MethodConfig:

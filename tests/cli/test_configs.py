@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simpro_fast.config import Config, load_config
+from simpro_fast.config import Config, flatten, load_config
 from simpro_fast.data.sources import load_dataset
 from simpro_fast.data.splits import long_tailed_counts, make_split, unlabeled_counts
 
@@ -27,6 +27,7 @@ def test_all_cells_are_there() -> None:
     expected = [f"{folder}_lt/{d}" for folder in ("digits", "fashion_mnist") for d in published]
     for d in [*published, "random"]:
         expected += [f"cifar10_lt/{d}", f"cifar10_lt/{d}_100", f"cifar100_lt/{d}"]
+    expected += ["stl10_lt/gamma10", "stl10_lt/gamma20"]
     assert sorted(expected) == NAMES
 
 
@@ -36,10 +37,29 @@ def test_config_is_what_its_name_says(name: str) -> None:
     assert config.name == name
     folder, _, stem = name.partition("/")
     assert config.data.name == folder.removesuffix("_lt")
-    assert config.data.unlabeled_distribution == stem.removesuffix("_100")
+    by_distribution = ("digits_lt", "fashion_mnist_lt", "cifar10_lt", "cifar100_lt")
+    expected = stem.removesuffix("_100") if folder in by_distribution else "consistent"
+    assert config.data.unlabeled_distribution == expected
     assert config.data.gamma_unlabeled is None
     assert config.train.steps % config.train.period == 0
     assert load_config(CONFIGS / f"{name}.yaml") == config
+
+
+@pytest.mark.parametrize("gamma", [10, 20])
+def test_stl10_differs_from_cifar10_in_these_keys_only(gamma: int) -> None:
+    stl10, cifar10 = (
+        flatten(load_config(f"stl10_lt/gamma{gamma}")),
+        flatten(load_config("cifar10_lt/consistent")),
+    )
+    changed = {key: value for key, value in stl10.items() if cifar10[key] != value}
+    assert changed == {
+        "name": f"stl10_lt/gamma{gamma}",
+        "data.name": "stl10",
+        "data.image_size": 32,
+        "data.labeled_max": 450,
+        "data.gamma_labeled": gamma,
+        "data.mu": 16,
+    }
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("cifar")])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from cifar_format import cifar10_members, cifar100_members, write_folder
+from stl10_format import stl10_members, write_stl10
 from svhn_format import write_svhn
 
 from simpro_fast.config import Config, load_config
@@ -74,3 +75,21 @@ def test_trains_three_steps(
     assert summary["kl_pi_u"] >= 0
     assert [row["step"] for row in rows(config)] == [2, 3]
     assert all(row["loss"] > 0 for row in rows(config))
+
+
+def test_stl10_trains_without_a_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing that needs the true classes of the unlabeled images is shown or written."""
+    write_stl10(tmp_path, stl10_members())
+    config, summary = train("stl10_lt/gamma10", tmp_path, "data.labeled_max=3", "data.gamma_labeled=3")
+    assert summary["steps"] == 3
+    assert summary["kl_pi_u"] is None and summary["pi_u_true"] is None
+    assert summary["unlabeled_counts"] is None
+    assert summary["top1"] is not None
+    for row in rows(config):
+        assert row["loss"] > 0 and len(row["pi_u"]) == 10
+        assert row["kl_pi_u"] is None and row["pseudo_label_accuracy"] is None
+    split = json.loads((config.run_dir / "split.json").read_text())
+    assert split["num_unlabeled"] == 40 and split["unlabeled_counts"] is None
+    assert "truth" not in capsys.readouterr().out
+    figures = {path.name for path in (config.run_dir / "report").iterdir()}
+    assert {"views.png", "prior.png"} <= figures and "kl.png" not in figures
