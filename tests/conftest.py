@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+# Triton decides at its first import whether it interprets kernels; some tests import it early.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from simpro_fast.config import Config, parse_config
 
 ROOT = Path(__file__).resolve().parents[1]

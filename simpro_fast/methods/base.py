@@ -12,7 +12,7 @@ from torch import Tensor
 from simpro_fast.methods.output import MethodOutput
 from simpro_fast.methods.priors import PriorTracker, Recipe
 
-Impl = Literal["auto", "triton", "eager"]
+Impl = Literal["auto", "triton", "eager", "compile"]
 
 
 class PseudoLabelMethod(PriorTracker):

@@ -28,7 +28,7 @@ class FixMatch(PseudoLabelMethod):
         strong_views: V, strong views per unlabeled image.
         recipe: normaliser of the tracked pi_u, see `PriorTracker`.
         hard: False trains on the soft pseudo-labels.
-        impl: kernel implementation, "auto", "triton" or "eager".
+        impl: kernel implementation, "auto", "triton", "eager" or "compile".
         process_group: ranks whose class counts are summed; None: all.
     """
 

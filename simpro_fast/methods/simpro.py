@@ -37,7 +37,7 @@ class SimPro(PseudoLabelMethod):
         hard: one-hot pseudo-labels in place of soft ones.
         adjust_pseudo_labels: False removes a(pi_u) (ablation without E step).
         adjust_loss: False removes a(phi) from both losses (ablation without M step).
-        impl: kernel implementation, "auto", "triton" or "eager".
+        impl: kernel implementation, "auto", "triton", "eager" or "compile".
         process_group: ranks whose class counts are summed; None: all.
     """
 

@@ -75,7 +75,7 @@ class PrecisionForward(nn.Module):
         self._device_type = device.type
         self._bf16 = config.train.precision == "bf16"
         if config.train.compile == "default":
-            require_compiler(device)
+            require_compiler("train.compile=default", "train.compile=none", device)
             model.compile(dynamic=False)
 
     def forward(self, views: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class PrecisionForward(nn.Module):
         return logits
 
 
-def require_compiler(device: torch.device) -> None:
+def require_compiler(option: str, cure: str, device: torch.device) -> None:
     """torch.compile on CPU needs a C++ compiler: say so before the first step fails.
 
     Raises:
@@ -92,8 +92,7 @@ def require_compiler(device: torch.device) -> None:
     """
     if device.type == "cpu" and not any(shutil.which(c) for c in ("g++", "c++", "clang++")):
         raise UserError(
-            "train.compile=default needs a C++ compiler on CPU and none is on PATH; "
-            "install g++ or set train.compile=none"
+            f"{option} needs a C++ compiler on CPU and none is on PATH; install g++ or set {cure}"
         )
 
 

@@ -27,7 +27,7 @@ from simpro_fast.training.checkpoint import (
     list_checkpoints,
     save_checkpoint,
 )
-from simpro_fast.training.engine import build_engine
+from simpro_fast.training.engine import build_engine, require_compiler
 from simpro_fast.training.guard import FiniteGuard, NonFiniteLossError
 from simpro_fast.training.meter import Meter, Stopwatch
 from simpro_fast.training.optim import learning_rate
@@ -200,6 +200,8 @@ class Trainer:
         if ranks.world_size > 1 and config.distributed.sync_bn is True:
             model = convert_sync_batch_norm(model)
         ranks.broadcast_module(model)
+        if config.method.impl == "compile":
+            require_compiler("method.impl=compile", "method.impl=auto", ranks.device)
         self.ema = WeightEMA(model, config.train.ema_decay, warmup=config.train.ema_warmup)
         self.engine = build_engine(config, model, ranks)
         self.model = self.engine.module

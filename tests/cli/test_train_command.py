@@ -181,11 +181,12 @@ def test_starts_without_a_compiler(train_command: Run, config_file: Path, tmp_pa
     )
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "extensions").exists()
-    compiled = train_command(
-        "--config", str(config_file), "train.compile=default", "name=c", env={"PATH": str(tools)}
-    )
-    assert compiled.returncode == 1
-    assert "needs a C++ compiler" in compiled.stderr
+    for name, option in (("c", "train.compile=default"), ("k", "method.impl=compile")):
+        compiled = train_command(
+            "--config", str(config_file), option, f"name={name}", env={"PATH": str(tools)}
+        )
+        assert compiled.returncode == 1
+        assert f"{option} needs a C++ compiler" in compiled.stderr
 
 
 def test_without_deepspeed_the_error_has_the_cure(
