@@ -59,7 +59,7 @@ setup(
     package_dir={"simpro_kernels": "kernels", "simpro_fast.configs": "configs"},
     package_data={
         "simpro_fast.configs": ["*.yaml", "*/*.yaml"],
-        "simpro_fast": ["py.typed"],
+        "simpro_fast": ["py.typed", "data/imagenet/*.json"],
         "simpro_kernels": ["py.typed", "*/README.md"],
     },
     install_requires=REQUIRED,

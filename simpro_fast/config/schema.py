@@ -87,8 +87,18 @@ class DataConfig(Section):
     gamma_unlabeled: float | None = Field(None, ge=1)
     """Imbalance ratio of the unlabeled set; None: the same as `gamma_labeled`."""
     unlabeled_distribution: Distribution = "consistent"
+    labeled_fraction: float | None = Field(None, gt=0, lt=1)
+    """Share of every class that is labeled, the rest is unlabeled (ImageNet); instead of
+    `labeled_max` and `unlabeled_max`."""
+    total_max: int | None = Field(None, gt=0)
+    """With `labeled_fraction`: cut the classes to a long tail of ratio `gamma_labeled` first, this
+    many images of the most frequent one; None: all images."""
+    class_list: FilePath | None = None
+    """Small ImageNet: the order of the 1000 classes in its files (JSON rows [wnid, name], or
+    map_clsloc.txt); None: the shipped one."""
     test_per_class: int | None = Field(None, gt=0)
-    """Test images per class held out of a set that has no test part (digits)."""
+    """Test images per class: held out of a set that has no test part (digits); of other sets at
+    most as many are tested, the same for every seed. None: the whole test part."""
     split_file: FilePath | None = None
     """A `split.npz` with the index lists `labeled`, `unlabeled`, `test` to use as they are."""
     overlap: bool = False
@@ -163,6 +173,18 @@ class DataConfig(Section):
             if not 0 < low <= high or (largest and high > largest):
                 upper = f" <= {largest}" if largest else ""
                 raise ValueError(f"{key}=[{low:g}, {high:g}] must be 0 < low <= high{upper}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_fraction(self) -> DataConfig:
+        if self.labeled_fraction is None:
+            if self.total_max is not None:
+                raise ValueError("total_max needs labeled_fraction, the labeled share of it")
+        elif self.unlabeled_distribution != "consistent" or self.gamma_unlabeled is not None:
+            raise ValueError(
+                "labeled_fraction leaves the rest of each class unlabeled; leave out "
+                "unlabeled_distribution and gamma_unlabeled"
+            )
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from simpro_fast.config.schema import DataConfig
 from simpro_fast.data.cifar import load_cifar
 from simpro_fast.data.dataset import ArrayDataset, gray_to_rgb
 from simpro_fast.data.fashion_mnist import load_fashion_mnist
+from simpro_fast.data.small_imagenet import load_small_imagenet_1k, load_small_imagenet_127
 from simpro_fast.data.stl10 import load_stl10
 from simpro_fast.data.svhn import load_svhn
 from simpro_fast.errors import ConfigError
@@ -74,4 +75,6 @@ _LOADERS: dict[str, Callable[[DataConfig], ArrayDataset]] = {
     "cifar100": load_cifar,
     "svhn": load_svhn,
     "stl10": load_stl10,
+    "small_imagenet_127": load_small_imagenet_127,
+    "small_imagenet_1k": load_small_imagenet_1k,
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import BinaryIO
 import numpy as np
 
 from simpro_fast.config.schema import DataConfig
+from simpro_fast.data.counts import wanted_counts
 from simpro_fast.data.sources import ArrayDataset
 from simpro_fast.errors import ConfigError, UserError
 
@@ -64,61 +64,6 @@ class Split:
         )
 
 
-def long_tailed_counts(n_max: int, gamma: float, num_classes: int) -> list[int]:
-    """Images per class, head first: floor(n_max * gamma^(-k / (K-1))).
-
-    Args:
-        n_max: images of class 0.
-        gamma: imbalance ratio, class 0 over class K-1; at least 1.
-        num_classes: K, at least 2.
-
-    Raises:
-        ConfigError: gamma < 1, or a single class.
-    """
-    if not gamma >= 1:
-        raise ConfigError(f"gamma={gamma:g}: an imbalance ratio is at least 1 (1 is balanced)")
-    if num_classes < 2:
-        raise ConfigError(f"{num_classes} class: a long-tailed split needs at least 2")
-    rate = (1 / gamma) ** (1 / (num_classes - 1))
-    # The last class is computed without the power, whose rounding could lose one image.
-    return [int(n_max * rate**k) for k in range(num_classes - 1)] + [int(n_max / gamma)]
-
-
-def unlabeled_counts(
-    distribution: str, m_max: int, gamma: float, num_classes: int, seed: int
-) -> list[int]:
-    """Unlabeled images per class for one of the named distributions.
-
-    Args:
-        distribution: `consistent` (head first), `uniform` (m_max of each class, whatever gamma),
-            `reversed` (tail first), `middle` (most frequent in the middle), `head_tail` (most
-            frequent at both ends) or `random` (a shuffle that is a pure function of `seed`).
-        m_max: images of the most frequent class.
-        gamma: imbalance ratio of the unlabeled set.
-        num_classes: K.
-        seed: the run's seed.
-    """
-    if distribution == "uniform":
-        return long_tailed_counts(m_max, 1.0, num_classes)
-    counts = long_tailed_counts(m_max, gamma, num_classes)
-    even, odd = list(range(0, num_classes, 2)), list(range(1, num_classes, 2))
-    if distribution == "random":
-        random.Random(seed).shuffle(counts)
-        return counts
-    ranks = {
-        "consistent": list(range(num_classes)),
-        "reversed": list(range(num_classes))[::-1],
-        "middle": even[::-1] + odd,
-        "head_tail": odd + even[::-1],
-    }
-    if distribution not in ranks:
-        raise ConfigError(
-            f"data.unlabeled_distribution={distribution!r} is unknown; "
-            f"known: {', '.join(ranks)}, uniform, random"
-        )
-    return [counts[rank] for rank in ranks[distribution]]
-
-
 def make_split(data: DataConfig, dataset: ArrayDataset, seed: int) -> Split:
     """Cut the data set as the configuration says; a pure function of its arguments.
 
@@ -128,49 +73,39 @@ def make_split(data: DataConfig, dataset: ArrayDataset, seed: int) -> Split:
     """
     if data.split_file is not None:
         return _split_from_file(data, data.split_file, dataset)
-    num_classes = dataset.num_classes
-    gamma_unlabeled = data.gamma_labeled if data.gamma_unlabeled is None else data.gamma_unlabeled
-    if data.unlabeled_distribution == "uniform" and data.gamma_unlabeled not in (None, 1):
-        raise ConfigError(
-            f"data.gamma_unlabeled={data.gamma_unlabeled:g} contradicts "
-            "data.unlabeled_distribution=uniform; leave one of them out"
-        )
     own_pool = dataset.unlabeled_images is not None
-    labeled = long_tailed_counts(data.labeled_max, data.gamma_labeled, num_classes)
-    unlabeled = [0] * num_classes
-    if not own_pool:
-        unlabeled = unlabeled_counts(
-            data.unlabeled_distribution, data.unlabeled_max, gamma_unlabeled, num_classes, seed
-        )
-    elif data.overlap:
+    if own_pool and data.overlap:
         raise ConfigError(
             f"data.overlap=true: {dataset.name} has an unlabeled part of its own, which does not "
             "hold the labeled images; leave it out"
         )
-    if not data.allow_empty_classes:
-        _refuse_empty("labeled", labeled, data.labeled_max, data.gamma_labeled, dataset)
-        if not own_pool:
-            _refuse_empty("unlabeled", unlabeled, data.unlabeled_max, gamma_unlabeled, dataset)
-    by_class = _indices_by_class(dataset.labels, num_classes)
-    test = _held_out(data, dataset, by_class)
+    by_class = _indices_by_class(dataset.labels, dataset.num_classes)
+    held_out = _held_out(data, dataset, by_class)
+    rest = [own[: len(own) - len(held)] for own, held in zip(by_class, held_out, strict=True)]
+    labeled, unlabeled = wanted_counts(data, [len(own) for own in rest], dataset.class_names, seed)
+    if own_pool:
+        unlabeled = [0] * dataset.num_classes
     labeled_parts, unlabeled_parts = [], []
-    for k, (n, m, held) in enumerate(zip(labeled, unlabeled, test, strict=True)):
-        rest = by_class[k][: len(by_class[k]) - len(held)]
-        if n + m > len(rest):
+    for k, (n, m, own, held) in enumerate(zip(labeled, unlabeled, rest, held_out, strict=True)):
+        if n + m > len(own):
+            keys = ["total_max"] if data.total_max else ["labeled_max", "unlabeled_max"]
+            keys = keys[:1] if own_pool else keys
+            cure = " or ".join(f"data.{key}={getattr(data, key)}" for key in keys)
             kept = f" besides {len(held)} test images" if len(held) else ""
             raise ConfigError(
                 f"class {k} ({dataset.class_names[k]}): {n} labeled + {m} unlabeled = {n + m} "
-                f"images wanted, {len(rest)} found{kept}; lower data.labeled_max="
-                f"{data.labeled_max} or data.unlabeled_max={data.unlabeled_max}"
+                f"images wanted, {len(own)} found{kept}; lower {cure}"
             )
-        labeled_parts.append(rest[:n])
-        unlabeled_parts.append(rest[: n + m] if data.overlap else rest[n : n + m])
+        labeled_parts.append(own[:n])
+        unlabeled_parts.append(own[: n + m] if data.overlap else own[n : n + m])
+    if not data.allow_empty_classes:
+        _refuse_empty("labeled", labeled, data, dataset)
+        if not own_pool:
+            _refuse_empty("unlabeled", unlabeled, data, dataset)
     return _with_counts(
         np.concatenate(labeled_parts),
         np.arange(len(dataset.unlabeled_pool)) if own_pool else np.concatenate(unlabeled_parts),
-        np.concatenate(test)
-        if dataset.test_labels is None
-        else np.arange(len(dataset.test_labels)),
+        np.concatenate(held_out) if dataset.test_labels is None else _test_part(data, dataset),
         dataset,
         data.overlap,
     )
@@ -248,11 +183,6 @@ def _held_out(
 ) -> list[np.ndarray]:
     """The last `data.test_per_class` images of each class, of a set without a test part."""
     if dataset.test_labels is not None:
-        if data.test_per_class is not None:
-            raise ConfigError(
-                f"data.test_per_class={data.test_per_class}: {dataset.name} has its own test "
-                "part; leave it out"
-            )
         return [indices[:0] for indices in by_class]
     if data.test_per_class is None:
         raise ConfigError(
@@ -267,16 +197,41 @@ def _held_out(
     return [indices[len(indices) - data.test_per_class :] for indices in by_class]
 
 
+def _test_part(data: DataConfig, dataset: ArrayDataset) -> np.ndarray:
+    """The set's test images, ascending: all, or `data.test_per_class` of each class.
+
+    Which ones is decided by a fixed sequence, so that runs of all seeds are tested alike.
+    """
+    labels = dataset.test_labels
+    assert labels is not None
+    if data.test_per_class is None:
+        return np.arange(len(labels))
+    tickets = np.random.Philox(key=0).random_raw(len(labels))
+    drawn = np.lexsort((tickets, labels))
+    counts = np.bincount(labels, minlength=dataset.num_classes)
+    rank = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.sort(drawn[rank < data.test_per_class])
+
+
 def _refuse_empty(
-    part: str, counts: Sequence[int], n_max: int, gamma: float, dataset: ArrayDataset
+    part: str, counts: Sequence[int], data: DataConfig, dataset: ArrayDataset
 ) -> None:
     if 0 not in counts:
         return
     k = counts.index(0)
+    if data.labeled_fraction is None:
+        gamma = data.gamma_labeled
+        if part == "unlabeled" and data.gamma_unlabeled is not None:
+            gamma = data.gamma_unlabeled
+        asked = f"data.{part}_max={getattr(data, f'{part}_max')} with gamma {gamma:g}"
+        cure = f"data.{part}_max >= {int(np.ceil(gamma))}, a smaller gamma"
+    else:
+        total = "" if data.total_max is None else f" of data.total_max={data.total_max}"
+        asked = f"data.labeled_fraction={data.labeled_fraction:g}{total}"
+        cure = "another fraction or more images"
     raise ConfigError(
-        f"data.{part}_max={n_max} with gamma {gamma:g} leaves no {part} image for class {k} "
-        f"({dataset.class_names[k]}), {counts.count(0)} of {len(counts)} classes in all; use "
-        f"data.{part}_max >= {int(np.ceil(gamma))}, a smaller gamma, or "
+        f"{asked} leaves no {part} image for class {k} ({dataset.class_names[k]}), "
+        f"{counts.count(0)} of {len(counts)} classes in all; use {cure}, or "
         "data.allow_empty_classes=true"
     )
 
@@ -311,7 +266,7 @@ def _split_from_file(data: DataConfig, path: Path, dataset: ArrayDataset) -> Spl
     if "test" not in lists:
         if dataset.test_labels is None:
             raise UserError(f"{path}: needs a list `test`, since {dataset.name} has no test part")
-        lists["test"] = np.arange(len(dataset.test_labels))
+        lists["test"] = _test_part(data, dataset)
     labeled, unlabeled, test = (lists[name] for name in _LISTS)
     sizes = {name: len(dataset.labels) for name in _LISTS}
     sizes["unlabeled"] = len(dataset.unlabeled_pool)

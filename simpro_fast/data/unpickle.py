@@ -87,6 +87,14 @@ def _frombuffer(data: object, dtype: object, shape: object, order: object) -> _A
     return array
 
 
+def _scalar(dtype: object, data: object) -> Any:
+    """How numpy writes one number, such as a label taken out of an array."""
+    if not isinstance(dtype, _Dtype) or not isinstance(data, (bytes, str)):
+        raise _Refused("numpy.core.multiarray.scalar of another type")
+    raw = data.encode("latin1") if isinstance(data, str) else data
+    return _to_array(raw, dtype, (), False).item()
+
+
 def _encode(text: object, encoding: object) -> bytes:
     """How Python 3 writes bytes with pickle protocol 2."""
     if not isinstance(text, str) or _text(encoding) != "latin1":
@@ -104,6 +112,8 @@ _ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
     ("numpy", "dtype"): _Dtype,
     ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
     ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+    ("numpy.core.multiarray", "scalar"): _scalar,
+    ("numpy._core.multiarray", "scalar"): _scalar,
     ("numpy.core.numeric", "_frombuffer"): _frombuffer,
     ("numpy._core.numeric", "_frombuffer"): _frombuffer,
     ("_codecs", "encode"): _encode,

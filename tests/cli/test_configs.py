@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from simpro_fast.config import Config, flatten, load_config
+from simpro_fast.data.counts import long_tailed_counts, unlabeled_counts
 from simpro_fast.data.sources import load_dataset
-from simpro_fast.data.splits import long_tailed_counts, make_split, unlabeled_counts
+from simpro_fast.data.splits import make_split
 
 CONFIGS = Path(str(resources.files("simpro_fast.configs")))
 NAMES = sorted(
@@ -28,6 +29,9 @@ def test_all_cells_are_there() -> None:
     for d in [*published, "random"]:
         expected += [f"cifar10_lt/{d}", f"cifar10_lt/{d}_100", f"cifar100_lt/{d}"]
     expected += ["stl10_lt/gamma10", "stl10_lt/gamma20"]
+    for side in (32, 64):
+        expected += [f"small_imagenet_{k}/{side}" for k in ("127", "1k")]
+        expected.append(f"small_imagenet_127/{side}_imbalanced_test")
     assert sorted(expected) == NAMES
 
 
@@ -60,6 +64,29 @@ def test_stl10_differs_from_cifar10_in_these_keys_only(gamma: int) -> None:
         "data.gamma_labeled": gamma,
         "data.mu": 16,
     }
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("small_imagenet")])
+def test_small_imagenet_recipe(name: str) -> None:
+    config = load_config(name)
+    method, data, optim, train = config.method, config.data, config.optim, config.train
+    assert (method.name, method.recipe, method.momentum) == ("simpro", "released", 0.9)
+    assert (method.tau, method.threshold, method.alpha) == (1.0, 0.2, "auto")
+    assert (data.batch_size, data.mu, data.cutout) == (32, 2, 16)
+    assert (config.labeled_views, config.strong_views) == (2, 2)
+    assert (config.model.name, config.model.activation) == ("resnet50_3x3", "relu")
+    assert (optim.name, optim.lr, optim.momentum, optim.nesterov) == ("sgd", 0.01, 0.9, True)
+    assert (optim.weight_decay, optim.schedule, optim.warmup_steps) == (5e-4, "cosine_7_16", 0)
+    assert (train.steps, train.period, train.ema_decay) == (250_000, 500, 0.999)
+    assert not train.ema_warmup and train.precision == "fp32" and config.evaluate.every == 1
+    assert data.image_size == (32 if "/32" in name else 64)
+    if "1k" in name:
+        split = (0.2, 1280, 256, None)
+    else:
+        split = (0.1, None, 100, None if "imbalanced" in name else 50)
+    assert split == (
+        *(data.labeled_fraction, data.total_max, data.gamma_labeled, data.test_per_class),
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("cifar")])

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cifar_format import cifar10_members, cifar100_members, write_folder
+from small_imagenet_format import write_small_imagenet
 from stl10_format import stl10_members, write_stl10
 from svhn_format import write_svhn
 
@@ -80,7 +82,8 @@ def test_trains_three_steps(
 def test_stl10_trains_without_a_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing that needs the true classes of the unlabeled images is shown or written."""
     write_stl10(tmp_path, stl10_members())
-    config, summary = train("stl10_lt/gamma10", tmp_path, "data.labeled_max=3", "data.gamma_labeled=3")
+    sizes = ("data.labeled_max=3", "data.gamma_labeled=3")
+    config, summary = train("stl10_lt/gamma10", tmp_path, *sizes)
     assert summary["steps"] == 3
     assert summary["kl_pi_u"] is None and summary["pi_u_true"] is None
     assert summary["unlabeled_counts"] is None
@@ -93,3 +96,29 @@ def test_stl10_trains_without_a_truth(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "truth" not in capsys.readouterr().out
     figures = {path.name for path in (config.run_dir / "report").iterdir()}
     assert {"views.png", "prior.png"} <= figures and "kl.png" not in figures
+
+
+# One validation image of each of six classes: the real network is slow on a CPU.
+VAL = np.array([1, 1000, 500, 250, 750, 2])
+
+
+def test_small_imagenet_127_trains_its_network(tmp_path: Path) -> None:
+    write_small_imagenet(tmp_path, tmp_path, 6, VAL)
+    sizes = ("data.batch_size=1", "train.period=3")
+    config, summary = train("small_imagenet_127/32", tmp_path, *sizes)
+    assert config.model.name == "resnet50_3x3"
+    assert summary["labeled_counts"][0] == 131 and len(summary["labeled_counts"]) == 127
+    assert summary["class_names"][0].startswith("n01861778 ")
+    assert sum(summary["unlabeled_counts"]) == 6000 - sum(summary["labeled_counts"])
+    assert summary["kl_pi_u"] > 0 and rows(config)[0]["loss"] > 0
+
+
+def test_small_imagenet_1k_trains(tmp_path: Path) -> None:
+    """At 64 px with a small network; the real one at that size is tested by itself."""
+    write_small_imagenet(tmp_path, tmp_path, 5, VAL, side=64)
+    sizes = ("data.total_max=5", "data.gamma_labeled=1", "model.name=small_cnn")
+    config, summary = train("small_imagenet_1k/64", tmp_path, *sizes)
+    assert summary["labeled_counts"] == [1] * 1000
+    assert summary["unlabeled_counts"] == [4] * 1000
+    assert summary["class_names"][0] == "kit_fox"
+    assert rows(config)[-1]["loss"] > 0
