@@ -87,7 +87,8 @@ def _read_parts(
             f"data.image_size={data.image_size}: the files in {root} hold {sides[0]} px; "
             "set data.root to those of the wanted size"
         )
-    return _join(batches[:-1]), _join(batches[-1:])
+    val = [batches.pop()]
+    return _join(batches), _join(val)
 
 
 def _file(root: Path, name: str, dataset: str) -> Path:
@@ -129,7 +130,8 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _join(batches: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """uint8 [N, s, s, 3] images and labels; each batch is freed as soon as it is copied."""
+    """uint8 [N, s, s, 3] images and labels. Empties the list, so that each batch is freed as soon
+    as it is copied: the whole set is 16 GB at 64 px and must not be held twice."""
     labels = np.concatenate([part for _, part in batches])
     side = batches[0][0].shape[2]
     images = np.empty((len(labels), side, side, 3), np.uint8)
