@@ -65,7 +65,7 @@ def evaluate(
 
     Args:
         model: from float [n, 3, H, W] to logits [n, K], on `device`.
-        images: uint8 [n, H, W, 3].
+        images: uint8 [n, H, W, 3]; only slices of it are taken, a batch at a time.
         labels: integers [n] in 0..K-1.
         mean, std: per channel, on the 0..1 scale.
         num_classes: K.
@@ -77,10 +77,9 @@ def evaluate(
     Raises:
         UserError: no images, another number of labels, or a label outside 0..K-1.
     """
-    pixels = torch.as_tensor(images)
     targets = torch.as_tensor(labels, dtype=torch.int64)
-    _check(pixels, targets, num_classes)
-    start, end = len(pixels) * rank // world_size, len(pixels) * (rank + 1) // world_size
+    _check(images, targets, num_classes)
+    start, end = len(images) * rank // world_size, len(images) * (rank + 1) // world_size
     offset = torch.tensor(mean, dtype=torch.float32, device=device).view(1, 3, 1, 1) * 255
     scale = torch.tensor(std, dtype=torch.float32, device=device).view(1, 3, 1, 1) * 255
 
@@ -90,7 +89,8 @@ def evaluate(
     for first in range(start, end, batch_size):
         rows = slice(first, min(first + batch_size, end))
         # The permuted view of NHWC pixels is channels_last as it stands.
-        views = pixels[rows].to(device).permute(0, 3, 1, 2).float().sub_(offset).div_(scale)
+        pixels = torch.as_tensor(images[rows]).to(device)
+        views = pixels.permute(0, 3, 1, 2).float().sub_(offset).div_(scale)
         target = targets[rows].to(device)
         hit = model(views).argmax(dim=1) == target
         counts[0].index_add_(0, target, hit.long())
@@ -102,14 +102,15 @@ def evaluate(
     return Evaluation(correct, count)
 
 
-def _check(images: Tensor, labels: Tensor, num_classes: int) -> None:
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != 3:
+def _check(images: np.ndarray | Tensor, labels: Tensor, num_classes: int) -> None:
+    uint8 = str(images.dtype).removeprefix("torch.") == "uint8"
+    if not uint8 or images.ndim != 4 or images.shape[3] != 3:
         raise ValueError(
             f"images must be uint8 [n, H, W, 3], got {images.dtype} {list(images.shape)}"
         )
     if len(images) == 0:
         raise UserError("there is no image to evaluate; give the run a test set")
-    if labels.shape != images.shape[:1]:
+    if tuple(labels.shape) != tuple(images.shape[:1]):
         raise UserError(f"{len(images)} images need as many labels, got {list(labels.shape)}")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= num_classes:

@@ -107,7 +107,7 @@ class DaliLoader:
                 (output,) = self._pipe.run()
             views = torch.from_dlpack(output.as_tensor()).permute(0, 3, 1, 2)
         except Exception as error:
-            reason = self._failure or _reason(error)
+            reason = self._failure or failure_reason(error)
             self.close()
             self._failure = reason
             raise UserError(f"data of step {step}: {reason}") from error
@@ -211,7 +211,7 @@ def _used_images(dataset: ArrayDataset, split: Split) -> tuple[np.ndarray, np.nd
     return images, rows[:labeled], rows[labeled:]
 
 
-def _reason(error: Exception) -> str:
+def failure_reason(error: Exception) -> str:
     """The line of a DALI error that says what happened; the rest stays in the exception's cause."""
     text = str(error).rpartition("encountered:")[2]
     return next((line.strip() for line in text.splitlines() if line.strip()), repr(error))

@@ -21,7 +21,7 @@ import numpy as np
 Array = np.ndarray
 
 WORDS_PER_VIEW = 12
-"""64-bit words reserved for a view, a multiple of 4; the policy uses 5, the rest is spare."""
+"""64-bit words of a view, a multiple of 4: 5 for the policy, 7 for crops of files (boxes.py)."""
 STORED_PERMUTATION_MAX = 1 << 20
 """Largest set whose permutation of a pass is kept in memory (8 bytes an image)."""
 LOWEST_LEVEL, LEVELS = 1, 9
@@ -41,6 +41,7 @@ class Stream(IntEnum):
     AUGMENT_UNLABELED = 4
     MODEL_INIT = 5
     SPLIT = 6
+    REPLACEMENT = 7
 
 
 class _Purpose(IntEnum):

@@ -27,6 +27,7 @@ EXTENSIONS = frozenset([*_READ, *_REFUSED])
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "WEBP")
 """What is read, in Pillow's names. MPO is the JPEG of phones with a second picture in it."""
 OK = "ok"
+UNREADABLE = "unreadable"
 _JPEG = ("JPEG", "MPO")
 _MODES = ("RGB", "RGBA", "RGBX", "L", "LA", "P", "PA", "1", "CMYK")
 _ORIENTATION = 0x0112
@@ -44,7 +45,7 @@ class Facts:
     sha256: str = ""
     """Of the file's bytes; empty when only the header was read."""
     status: str = OK
-    """`ok`, `damaged: <reason>` or `unsupported: <what>`."""
+    """`ok`, `damaged: <reason>`, `unsupported: <what>` or `unreadable: <reason>`."""
 
 
 def is_image_name(name: str) -> bool:
@@ -59,7 +60,7 @@ def read_header(path: Path) -> Facts:
             size = os.fstat(file.fileno()).st_size
             return _look(file, size, "", decode=False)
     except OSError as error:
-        return Facts(status=f"damaged: {error.strerror or error}")
+        return Facts(status=f"{UNREADABLE}: {error.strerror or error}")
 
 
 def check_file(path: Path) -> Facts:
@@ -67,7 +68,7 @@ def check_file(path: Path) -> Facts:
     try:
         content = path.read_bytes()
     except OSError as error:
-        return Facts(status=f"damaged: {error.strerror or error}")
+        return Facts(status=f"{UNREADABLE}: {error.strerror or error}")
     digest = hashlib.sha256(content).hexdigest()
     return _look(io.BytesIO(content), len(content), digest, decode=True)
 
@@ -90,7 +91,9 @@ def read_rgb(path: Path) -> Image.Image:
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{path}: damaged: {_one_line(error)}") from None
+        gone = isinstance(error, OSError) and error.strerror
+        reason = f"{UNREADABLE}: {gone}" if gone else f"damaged: {_one_line(error)}"
+        raise UserError(f"{path}: {reason}") from None
 
 
 def _look(file: IO[bytes], size: int, digest: str, *, decode: bool) -> Facts:

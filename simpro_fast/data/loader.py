@@ -188,12 +188,14 @@ def build_loader(
     start_step: int,
     num_threads: int,
 ) -> Loader:
-    """The DALI loader of one rank.
+    """The DALI loader of one rank, from arrays or from image files.
 
     Raises `ConfigError` when the batch cannot be shared equally, or when there are more ranks
     than labeled or unlabeled images; `UserError` when DALI is not installed.
     """
     from simpro_fast.data.dali_loader import DaliLoader
+    from simpro_fast.data.image_loader import ImageLoader
+    from simpro_fast.data.own_images import OwnImages
 
     shapes = rank_shapes(
         data, labeled_views=labeled_views, strong_views=strong_views, world_size=world_size
@@ -204,16 +206,16 @@ def build_loader(
                 f"{count} {kind} images cannot be shared by {world_size} ranks; "
                 f"use at most {count} ranks or more images"
             )
-    return DaliLoader(
-        data,
-        dataset,
-        split,
-        shapes=shapes,
-        views=resolve_views(data, dataset),
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-        device=device,
-        start_step=start_step,
-        num_threads=num_threads,
-    )
+    arguments: dict[str, Any] = {
+        "shapes": shapes,
+        "views": resolve_views(data, dataset),
+        "seed": seed,
+        "rank": rank,
+        "world_size": world_size,
+        "device": device,
+        "start_step": start_step,
+        "num_threads": num_threads,
+    }
+    if isinstance(dataset, OwnImages) and dataset.in_files:
+        return ImageLoader(data, dataset, split, **arguments)
+    return DaliLoader(data, dataset, split, **arguments)

@@ -68,8 +68,15 @@ def _digits(data: DataConfig) -> ArrayDataset:
     )
 
 
+def _own_images(data: DataConfig) -> ArrayDataset:
+    from simpro_fast.data.own_images import load_own_images
+
+    return load_own_images(data)
+
+
 _LOADERS: dict[str, Callable[[DataConfig], ArrayDataset]] = {
     "digits": _digits,
+    "images": _own_images,
     "fashion_mnist": load_fashion_mnist,
     "cifar10": load_cifar,
     "cifar100": load_cifar,

@@ -73,6 +73,10 @@ def make_split(data: DataConfig, dataset: ArrayDataset, seed: int) -> Split:
     """
     if data.split_file is not None:
         return _split_from_file(data, data.split_file, dataset)
+    if data.name == "images":
+        from simpro_fast.data.own_images import own_split
+
+        return own_split(data, dataset)
     own_pool = dataset.unlabeled_images is not None
     if own_pool and data.overlap:
         raise ConfigError(

@@ -91,19 +91,20 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
     """The content of summary.json: accuracies in percent, see design of the run directory."""
     config, split = trainer.config, trainer.split
     evaluation = trainer.last_evaluation or trainer.evaluate()
-    top1 = trainer.history.top1 or [evaluation.top1]
-    groups = many_medium_few(evaluation.per_class, split.labeled_counts)
+    top1 = trainer.history.top1 or ([evaluation.top1] if evaluation else [])
+    per_class = evaluation.per_class if evaluation else None
+    groups = many_medium_few(per_class or [None] * len(split.labeled_counts), split.labeled_counts)
     unlabeled = split.unlabeled_counts
     return {
         "name": config.name,
         "seed": config.seed,
         "method": config.method.name,
         "steps": trainer.step,
-        "top1": evaluation.top1,
-        "top1_class_mean": evaluation.top1_class_mean,
-        "top1_mean_last20": sum(top1[-20:]) / len(top1[-20:]),
-        "top1_best": max(top1),
-        "per_class": evaluation.per_class,
+        "top1": evaluation.top1 if evaluation else None,
+        "top1_class_mean": evaluation.top1_class_mean if evaluation else None,
+        "top1_mean_last20": sum(top1[-20:]) / len(top1[-20:]) if top1 else None,
+        "top1_best": max(top1, default=None),
+        "per_class": per_class,
         "class_names": list(trainer.dataset.class_names),
         **groups,
         "kl_pi_u": trainer.kl_pi_u(),
@@ -111,11 +112,18 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
         "pi_u_true": None if unlabeled is None else [c / sum(unlabeled) for c in unlabeled],
         "labeled_counts": list(split.labeled_counts),
         "unlabeled_counts": None if unlabeled is None else list(unlabeled),
+        "images_replaced": _images_replaced(trainer),
         "seconds": trainer.history.seconds,
         "images_per_second": trainer.step * trainer.views_per_step / trainer.history.seconds,
         "commit": trainer.commit,
         "machine": machine(),
     }
+
+
+def _images_replaced(trainer: Trainer) -> int:
+    """Damaged images that others stood in for, on all ranks, since this process started."""
+    mine = torch.tensor([float(getattr(trainer.loader, "replaced", 0))], dtype=torch.float64)
+    return int(trainer.ranks.sum(mine.to(trainer.ranks.device)).item())
 
 
 def export_model(trainer: Trainer) -> None:

@@ -58,7 +58,8 @@ def is_finished(config: Config, ranks: Ranks) -> bool:
     _refuse_changes(run.path, load_config(run.path / "config.yaml"), config)
     if ranks.is_main:
         top1 = summary["top1"]
-        logger.info("%s is finished: %d steps, top-1 %.2f %%", run.path, summary["steps"], top1)
+        measured = "nothing measured" if top1 is None else f"top-1 {top1:.2f} %"
+        logger.info("%s is finished: %d steps, %s", run.path, summary["steps"], measured)
     return True
 
 

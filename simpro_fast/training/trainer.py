@@ -15,6 +15,7 @@ from torch import nn
 
 from simpro_fast.config import Config, dump_config
 from simpro_fast.data.loader import Loader, build_loader
+from simpro_fast.data.own_images import select
 from simpro_fast.data.sources import ArrayDataset, load_dataset
 from simpro_fast.data.splits import Split, make_split, save_split
 from simpro_fast.errors import ConfigError, UserError
@@ -155,7 +156,8 @@ class Trainer:
             self.method.update_priors()
         if last or self.step % (config.train.period * config.evaluate.every) == 0:
             self.last_evaluation = self.evaluate()
-            self.history.top1.append(self.last_evaluation.top1)
+            if self.last_evaluation is not None:
+                self.history.top1.append(self.last_evaluation.top1)
         evaluation = self.last_evaluation
         kl_pi_u = self.kl_pi_u()
         metrics = {
@@ -183,13 +185,13 @@ class Trainer:
     def _agree(self) -> None:
         """All ranks must hold the same split, data and configuration before step 1."""
         digests = {
-            "split": self.split.hash(),
             "data": self.dataset.fingerprint(),
+            "split": self.split.hash(),
             "configuration": sha256(dump_config(self.config).encode()).hexdigest(),
         }
         for what, digest in digests.items():
             self.ranks.agree_on(what, digest)
-        self.fingerprint = {"split": digests["split"], "data": digests["data"]}
+        self.fingerprint = {"data": digests["data"], "split": digests["split"]}
 
     def _build_training(self) -> None:
         config, ranks, data = self.config, self.ranks, self.config.data
@@ -257,14 +259,19 @@ class Trainer:
 
     # ---- evaluation -----------------------------------------------------------------------
 
-    def evaluate(self) -> Evaluation:
-        """Top-1 of the EMA model on the test set: argmax f(x), no adjustment (the paper's rule)."""
+    def evaluate(self) -> Evaluation | None:
+        """Top-1 of the EMA model on the test set: argmax f(x), no adjustment (the paper's rule).
+
+        None where there is no test set, as with own images without val.
+        """
+        if not len(self.split.test):
+            return None
         images, labels = self.dataset.test_images, self.dataset.test_labels
         if images is None or labels is None:
             images, labels = self.dataset.images, self.dataset.labels
         return evaluate(
             self.ema.module,
-            images[self.split.test],
+            select(images, self.split.test),
             labels[self.split.test],
             mean=self.dataset.mean,
             std=self.dataset.std,

@@ -1,0 +1,115 @@
+"""The DALI graph of a training step from image files: each is read and decoded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from simpro_fast.data.graph import import_dali, normalise, strong_view
+from simpro_fast.data.loader import Views
+
+VIEW_INPUTS = ("start", "end", "mirror", "table")
+"""Of each view of n images: float32 [n, 2] and [n, 2], the box's corners (y, x) in pixels;
+int32 [n]; int32 [n, 10], see `policy.strong_table`, which the weak view does without."""
+
+
+def path_array(path: str) -> np.ndarray:
+    """A path as the reader wants it: uint8 [length]."""
+    return np.frombuffer(path.encode("utf-8", "surrogateescape"), np.uint8)
+
+
+def decode(paths: Any, *, gpu: bool) -> Any:
+    """uint8 [H, W, 3] of each file, upright."""
+    fn, types, _ = import_dali()
+    encoded = fn.io.file.read(paths)
+    return fn.decoders.image(encoded, device="mixed" if gpu else "cpu", output_type=types.RGB)
+
+
+def crop_view(images: Any, start: Any, end: Any, mirror: Any, *, size: int) -> Any:
+    """Scale a float box to uint8 [size, size, 3] by the rule of boxes.py, then mirror."""
+    fn, types, _ = import_dali()
+    crop = fn.resize(
+        images,
+        size=[size, size],
+        roi_start=start,
+        roi_end=end,
+        interp_type=types.INTERP_LINEAR,
+        antialias=True,
+    )
+    return fn.flip(crop, horizontal=mirror)
+
+
+def build_image_pipeline(
+    source: Callable[[], tuple[Any, ...]],
+    *,
+    images: int,
+    num_views: int,
+    views: Views,
+    device: torch.device,
+    num_threads: int,
+    prefetch: int,
+) -> Any:
+    """A built pipeline with one output per view: float32 [images, size, size, 3], normalised.
+
+    Args:
+        source: gives a step's paths (list of `path_array`), then the `VIEW_INPUTS` of each view.
+
+    View 0 is the weak one. The dynamic executor is pinned: a file that cannot be decoded then
+    costs its own step only.
+    """
+    fn, _, pipeline_def = import_dali()
+    gpu = device.type == "cuda"
+
+    @pipeline_def
+    def pipeline() -> Any:
+        paths, *inputs = fn.external_source(
+            source=source, num_outputs=num_views * len(VIEW_INPUTS), batch=True
+        )
+        decoded = decode(paths, gpu=gpu)
+        outputs = []
+        for v in range(num_views):
+            start, end, mirror = inputs[:3]
+            view = crop_view(decoded, start, end, mirror, size=views.image_size)
+            if v:
+                view = strong_view(view, inputs[3], gpu=gpu)
+            inputs = inputs[4 if v else 3 :]
+            outputs.append(normalise(view, mean=views.mean, std=views.std))
+        return tuple(outputs)
+
+    pipe = pipeline(
+        batch_size=images,
+        num_threads=num_threads,
+        device_id=(device.index or 0) if gpu else None,
+        exec_dynamic=True,
+        prefetch_queue_depth=prefetch,
+    )
+    pipe.build()
+    return pipe
+
+
+def decoder_refuses(path: str, device: torch.device) -> str | None:
+    """Decode one file alone by the graph's own decoder; what it says, or None if all is well."""
+    fn, _, pipeline_def = import_dali()
+    gpu = device.type == "cuda"
+
+    @pipeline_def
+    def pipeline() -> Any:
+        paths = fn.external_source(source=lambda: [path_array(path)], batch=True)
+        return decode(paths, gpu=gpu)
+
+    pipe = pipeline(
+        batch_size=1,
+        num_threads=1,
+        device_id=(device.index or 0) if gpu else None,
+        exec_dynamic=True,
+        prefetch_queue_depth=1,
+    )
+    try:
+        pipe.build()
+        pipe.run()
+    except Exception as error:
+        return f"damaged: the decoder refuses it ({type(error).__name__})"
+    return None

@@ -1,0 +1,256 @@
+"""A user's own images as a data set: `data.name: images`.
+
+Pictures stay in their files (or in the packed array); what is held in memory is the list. Rows of
+the list take the place of array indices, so that splits, draws and reports work as for arrays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from simpro_fast.config.schema import DataConfig
+from simpro_fast.data.dataset import ArrayDataset
+from simpro_fast.data.image_files import OK, Facts, read_header
+from simpro_fast.data.image_scan import scan_folders
+from simpro_fast.data.in_order import in_order
+from simpro_fast.data.manifest import Manifest, Row, read_manifest
+from simpro_fast.data.packed import open_packed, square
+from simpro_fast.data.splits import Split
+from simpro_fast.errors import ConfigError, UserError
+
+logger = logging.getLogger(__name__)
+
+# Of the ImageNet training set, what pretrained networks expect.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_KEPT_BYTES = 1 << 30
+
+
+class FileImages:
+    """Image files behind the few operations of an array that evaluation and reports use.
+
+    An index gives uint8 [n, size, size, 3]: the largest centred square of each file (boxes.py),
+    decoded in threads when asked for. Up to 1 GiB of decoded squares is kept, so that a test set
+    is usually decoded once.
+    """
+
+    dtype = np.dtype(np.uint8)
+    ndim = 4
+
+    def __init__(
+        self, paths: Sequence[str], size: int, kept: dict[str, np.ndarray] | None = None
+    ) -> None:
+        self.paths = tuple(paths)
+        self.shape = (len(self.paths), size, size, 3)
+        self._kept = {} if kept is None else kept
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> np.ndarray:
+        paths = self.subset(np.arange(len(self))[index]).paths
+        size = self.shape[1]
+        missing = [path for path in dict.fromkeys(paths) if path not in self._kept]
+        fresh = {}
+        decoded = in_order(lambda path: square(Path(path), size), missing, _threads())
+        for path, pixels in zip(missing, decoded, strict=True):
+            fresh[path] = pixels
+            if (len(self._kept) + 1) * size * size * 3 <= _KEPT_BYTES:
+                self._kept[path] = pixels
+        out = np.empty((len(paths), size, size, 3), np.uint8)
+        for row, path in enumerate(paths):
+            out[row] = fresh[path] if path in fresh else self._kept[path]
+        return out
+
+    def subset(self, indices: np.ndarray) -> FileImages:
+        """Some of the files; nothing is decoded."""
+        return FileImages([self.paths[i] for i in indices], self.shape[1], self._kept)
+
+
+def select(images: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """`images[indices]`, for files without decoding them all at once."""
+    if isinstance(images, FileImages):
+        return cast(np.ndarray, images.subset(indices))
+    return images[indices]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OwnImages(ArrayDataset):
+    """One row per usable image; `images` is a `FileImages` or the packed array."""
+
+    manifest: Manifest
+    """Usable rows, with sizes."""
+
+    def fingerprint(self) -> str:
+        """sha256 over the list of images, their sizes and, where known, their contents."""
+        return self.manifest.fingerprint()
+
+    @property
+    def in_files(self) -> bool:
+        return isinstance(self.images, FileImages)
+
+
+def load_own_images(data: DataConfig) -> OwnImages:
+    """The list of images that `data.manifest`, or the three folders, stand for.
+
+    Raises:
+        ConfigError: no image size, or a class without a labeled image.
+        UserError: what `scan_folders` and `read_manifest` raise; a file that is gone, has changed
+            since `prepare`, or cannot be read (the latter is left out with on_bad_image=skip).
+    """
+    manifest = _listed(data)
+    if data.packed is not None:
+        images = open_packed(data.packed, manifest, data.image_size)
+        manifest = manifest.usable()
+    else:
+        if data.image_size is None:
+            raise ConfigError("own images have many sizes; set data.image_size, for example 32")
+        manifest = _with_sizes(manifest.usable(), data.on_bad_image)
+        paths = [row.path for row in manifest.rows]
+        images = cast(np.ndarray, FileImages(paths, data.image_size))
+    numbers = {name: k for k, name in enumerate(manifest.class_names)}
+    labels = np.array([numbers.get(row.label, -1) for row in manifest.rows], np.int64)
+    _check_classes(data, manifest, labels)
+    return OwnImages(
+        name="images",
+        images=images,
+        labels=labels,
+        class_names=manifest.class_names,
+        test_images=None,
+        test_labels=None,
+        mean=MEAN,
+        std=STD,
+        flip=True,
+        manifest=manifest,
+    )
+
+
+def own_split(data: DataConfig, dataset: ArrayDataset) -> Split:
+    """Index lists as the files are sorted into folders; without val, some labeled ones held out.
+
+    The held-out images are the first of each class in the order of a hash of their paths: the
+    same whatever the seed, and not simply those that were taken first or last.
+    """
+    assert isinstance(dataset, OwnImages)
+    rows, labels = dataset.manifest.rows, dataset.labels
+    parts = {
+        split: np.array([i for i, row in enumerate(rows) if row.split == split], np.int64)
+        for split in ("labeled", "unlabeled", "val", "test")
+    }
+    labeled = parts["labeled"][np.argsort(labels[parts["labeled"]], kind="stable")]
+    test = parts["val"] if len(parts["val"]) else parts["test"]
+    if data.holdout_per_class:
+        if len(test):
+            raise ConfigError(
+                f"data.holdout_per_class={data.holdout_per_class}: there are {len(test)} val "
+                "images already; leave it out"
+            )
+        labeled, test = _hold_out(data.holdout_per_class, dataset, labeled)
+    unlabeled = parts["unlabeled"]
+    if data.overlap:
+        unlabeled = np.concatenate([labeled, np.setdiff1d(unlabeled, labeled)])
+    truth = labels[unlabeled]
+    count = dataset.num_classes
+    return Split(
+        labeled=labeled,
+        unlabeled=unlabeled,
+        test=test,
+        labeled_counts=tuple(np.bincount(labels[labeled], minlength=count).tolist()),
+        unlabeled_counts=None
+        if (truth < 0).any()
+        else tuple(np.bincount(truth, minlength=count).tolist()),
+        test_counts=tuple(np.bincount(labels[test], minlength=count).tolist()),
+        overlap=data.overlap,
+    )
+
+
+def _hold_out(
+    per_class: int, dataset: OwnImages, labeled: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    kept, held = [], []
+    base = dataset.manifest.base
+
+    def order(i: int) -> bytes:
+        relative = os.path.relpath(dataset.manifest.rows[i].path, base)
+        return hashlib.sha256(os.fsencode(relative)).digest()
+
+    for k, name in enumerate(dataset.class_names):
+        members = labeled[dataset.labels[labeled] == k]
+        if 0 < len(members) <= per_class:
+            raise ConfigError(
+                f"data.holdout_per_class={per_class}: class {name!r} has only {len(members)} "
+                "labeled images; lower it or give data.val"
+            )
+        chosen = np.array(sorted(members, key=order)[:per_class], np.int64)
+        held.append(np.sort(chosen))
+        kept.append(np.setdiff1d(members, chosen))
+    return np.concatenate(kept), np.concatenate(held)
+
+
+def _listed(data: DataConfig) -> Manifest:
+    if data.manifest is not None:
+        return read_manifest(data.manifest)
+    assert data.labeled is not None  # checked by the configuration
+    manifest, ignored = scan_folders(data.labeled, data.unlabeled, data.val)
+    for line in ignored.lines():
+        logger.info("ignored: %s", line)
+    return manifest
+
+
+def _with_sizes(manifest: Manifest, on_bad_image: str) -> Manifest:
+    """Compare files with the list, and read the sizes that it lacks from their headers."""
+
+    def look(row: Row) -> Facts:
+        if not row.width:
+            return read_header(Path(row.path))
+        try:
+            length = os.stat(row.path).st_size
+        except OSError as error:
+            return Facts(status=f"unreadable: {error.strerror}")
+        changed = row.bytes not in (0, length)
+        status = f"changed: {length} bytes, {row.bytes} listed" if changed else OK
+        return Facts(row.width, row.height, row.bytes or length, row.sha256, status)
+
+    rows, refused = [], []
+    for row, facts in zip(manifest.rows, in_order(look, manifest.rows, _threads()), strict=True):
+        now = replace(row, width=facts.width, height=facts.height, bytes=facts.bytes)
+        if facts.status == OK:
+            rows.append(now)
+        elif facts.status.startswith(("damaged", "unsupported")) and on_bad_image == "skip":
+            refused.append(f"{row.path}: {facts.status}")
+        else:
+            raise UserError(
+                f"{row.path}: {facts.status}; restore it, or run launch/prepare.py on the set"
+            )
+    for line in refused:
+        logger.warning("left out: %s", line)
+    return replace(manifest, rows=tuple(rows))
+
+
+def _check_classes(data: DataConfig, manifest: Manifest, labels: np.ndarray) -> None:
+    names = manifest.class_names
+    if len(names) < 2:
+        found = f"only the class {names[0]!r}" if names else "no labeled image"
+        raise UserError(f"{data.manifest}: {found}; at least two classes are needed")
+    splits = np.array([row.split for row in manifest.rows])
+    counts = np.bincount(labels[splits == "labeled"], minlength=len(names))
+    if not counts.all() and not data.allow_empty_classes:
+        name = names[int(np.flatnonzero(counts == 0)[0])]
+        raise ConfigError(
+            f"class {name!r} has no labeled image; add some, remove its folder, or set "
+            "data.allow_empty_classes=true"
+        )
+    if not counts.any() or not (splits == "unlabeled").any():
+        kind = "unlabeled" if counts.any() else "labeled"
+        raise UserError(f"{data.manifest or data.labeled}: no usable {kind} image")
+
+
+def _threads() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,311 @@
+"""Training batches from image files: right pixels, right order, damaged files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from simpro_fast.config.schema import DataConfig
+from simpro_fast.data import image_loader
+from simpro_fast.data.boxes import resize_box
+from simpro_fast.data.draws import ViewDraws
+from simpro_fast.data.image_files import Facts, read_rgb
+from simpro_fast.data.image_loader import ImageLoader
+from simpro_fast.data.loader import Batch, build_loader
+from simpro_fast.data.own_images import MEAN, STD, load_own_images, own_split
+from simpro_fast.data.policy import strong_policy, strong_table
+from simpro_fast.errors import ConfigError, UserError
+from tests.data.image_folders import cut, picture, save, tidy
+
+SIDE, BATCH, MU, L, V = 24, 4, 2, 2, 2
+M = BATCH * MU
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tidy set with every kind of file that is read."""
+    root = tidy(tmp_path_factory.mktemp("own"), unlabeled=12)
+    heap = root / "unlabeled"
+    for orientation in range(2, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        save(heap / f"turned{orientation}.jpg", picture(200 + orientation, 60, 38), exif=exif)
+    save(heap / "grey.jpg", picture(220).convert("L"))
+    save(heap / "cmyk.jpg", picture(221).convert("CMYK"))
+    save(heap / "palette ü.PNG", picture(222).quantize(40))
+    save(heap / "alpha.png", picture(223).convert("RGBA"))
+    save(heap / "w.webp", picture(224))
+    save(heap / "b.bmp", picture(225))
+    return root
+
+
+@contextmanager
+def loader(
+    root: Path, *, seed: int = 1, rank: int = 0, world: int = 1, start: int = 0, **changes: Any
+) -> Iterator[ImageLoader]:
+    folders = {"labeled": root / "labeled", "unlabeled": root / "unlabeled"}
+    settings = {"image_size": SIDE, "batch_size": BATCH, "mu": MU, "cutout": 0}
+    data = DataConfig(**{"name": "images", **folders, **settings, **changes})
+    dataset = load_own_images(data)
+    made = build_loader(
+        data,
+        dataset,
+        own_split(data, dataset),
+        labeled_views=L,
+        strong_views=V,
+        seed=seed,
+        rank=rank,
+        world_size=world,
+        device=torch.device("cpu"),
+        start_step=start,
+        num_threads=1,
+    )
+    assert isinstance(made, ImageLoader)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def batches(root: Path, steps: int, **arguments: Any) -> list[Batch]:
+    start = arguments.get("start", 0)
+    with loader(root, **arguments) as made:
+        return [made.next(step) for step in range(start, start + steps)]
+
+
+def pixels(views: torch.Tensor) -> np.ndarray:
+    """Normalisation undone: float32 [n, H, W, 3] in 0..255."""
+    return (views.permute(0, 2, 3, 1).numpy() * np.float32(STD) + np.float32(MEAN)) * 255
+
+
+def assert_same(a: Batch, b: Batch) -> None:
+    assert a.step == b.step
+    for name in ("views", "targets", "truth"):
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
+
+
+def test_views_are_what_pillow_makes_of_the_drawn_boxes(shared: Path) -> None:
+    """Every format and orientation: within 1 of `resize(box=)` but for the outer ring."""
+    seen = set()
+    with loader(shared) as made:
+        for step in range(4):
+            batch, told = made.next(step), made.describe(step)
+            assert batch.views.is_contiguous(memory_format=torch.channels_last)
+            found = pixels(batch.views)
+            row = 0
+            for kind, count, num_views in (("labeled", BATCH, L), ("unlabeled", M, 1 + V)):
+                paths = told["paths"][:BATCH] if kind == "labeled" else told["paths"][BATCH:]
+                draws = ViewDraws.from_lists(told[f"{kind}_views"])
+                crops = []
+                for r in range(num_views * count):
+                    image = read_rgb(Path(paths[r % count]))
+                    crop = resize_box(image, tuple(told[f"{kind}_boxes"][r]), SIDE)
+                    crops.append(crop[:, ::-1] if draws.flip[r] else crop)
+                seen.update(Path(path).name for path in paths)
+                expected = np.stack(crops)
+                table = strong_table(draws, cutout=0, width=SIDE, height=SIDE)
+                strong = strong_policy(torch.from_numpy(expected[count:]), table[count:]).numpy()
+                plain = np.concatenate([np.full(count, True), ~draws.apply[count:].any(axis=1)])
+                expected = np.concatenate([expected[:count], strong])
+                difference = np.abs(found[row : row + num_views * count] - expected)
+                assert difference[plain, 1:-1, 1:-1].max() < 1.01, (kind, step)
+                # equalising may turn a difference of 1 into one of many, in few pixels
+                assert np.median(difference.reshape(len(difference), -1), axis=1).max() < 1.01
+                row += num_views * count
+            assert row == len(found)
+    assert {"turned6.jpg", "cmyk.jpg", "palette ü.PNG", "w.webp", "b.bmp"} <= seen
+
+
+def test_labels_belong_to_their_files(shared: Path) -> None:
+    with loader(shared) as made:
+        for step in range(3):
+            batch, told = made.next(step), made.describe(step)
+            folders = [Path(path).parent.name for path in told["paths"][:BATCH]]
+            assert [("cats", "dogs", "owls")[k] for k in batch.targets] == folders
+            assert (batch.truth == -1).all()
+
+
+def test_two_ranks_are_one(shared: Path) -> None:
+    whole = batches(shared, 3)
+    parts = [batches(shared, 3, rank=rank, world=2) for rank in range(2)]
+    b, m = BATCH // 2, M // 2
+    for step in range(3):
+        joined, row = [], 0
+        for count, num_views in ((b, L), (m, 1 + V)):
+            for view in range(num_views):
+                start = row + view * count
+                joined += [parts[rank][step].views[start : start + count] for rank in range(2)]
+            row += count * num_views
+        assert torch.equal(torch.cat(joined), whole[step].views)
+        targets = torch.cat([parts[rank][step].targets for rank in range(2)])
+        assert torch.equal(targets, whole[step].targets)
+
+
+def test_a_batch_is_a_function_of_seed_and_step(shared: Path) -> None:
+    """Cases 10 and 29; prefetching changes nothing either."""
+    whole = batches(shared, 6)
+    for a, b in zip(whole[3:], batches(shared, 3, start=3, prefetch=3), strict=True):
+        assert_same(a, b)
+    other = batches(shared, 1, seed=2)[0]
+    assert not torch.equal(other.views, whole[0].views)
+    strong = whole[0].views[L * BATCH + M :]
+    assert not torch.equal(strong[:M], strong[M:]), "the two strong views differ"
+
+
+def test_scales_of_weak_and_strong_views(shared: Path) -> None:
+    changes = {"weak_scale": (0.81, 0.81), "strong_scale": (0.25, 0.25), "crop_ratio": (1, 1)}
+    with loader(shared, **changes) as made:
+        told = made.describe(0)
+        sizes = [read_rgb(Path(path)).size for path in told["paths"][BATCH:]]
+        box = np.array(told["unlabeled_boxes"]).reshape(1 + V, M, 4)
+        share = (box[..., 2] - box[..., 0]) * (box[..., 3] - box[..., 1])
+        share /= np.prod(sizes, axis=1)
+        # a square of 81 % of the area of a long image does not fit and is cut
+        assert (share[0] <= 0.81 + 1e-9).all() and (share[0] > 0.5).all()
+        assert np.allclose(share[1:], 0.25)
+
+
+def test_small_sets_and_many_ranks(tmp_path: Path) -> None:
+    """Case 8: full batches from fewer images than a batch; more ranks than images is refused."""
+    root = tidy(tmp_path, labeled=(1, 1, 1), unlabeled=5)
+    seen: set[str] = set()
+    with loader(root) as made:
+        for step in range(4):
+            batch = made.next(step)
+            assert len(batch.targets) == BATCH and len(batch.views) == L * BATCH + (1 + V) * M
+            seen.update(made.describe(step)["paths"])
+    assert len(seen) == 8
+    with pytest.raises(ConfigError, match="3 labeled images cannot be shared by 4 ranks"):
+        batches(root, 1, world=4)
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "empty"])
+def test_damaged_file_stops_the_run_with_its_name(tmp_path: Path, damage: str) -> None:
+    """Case 3: damaged after the list was made."""
+    root = tidy(tmp_path, unlabeled=M * 3)
+    with loader(root) as made:
+        first_bad = Path(made.describe(2)["paths"][-1])
+        if damage == "cut":
+            cut(first_bad, first_bad)
+        else:
+            first_bad.write_bytes(b"" if damage == "empty" else b"a note")
+        made.next(0)
+        made.next(1)
+        with pytest.raises(UserError, match=f"data of step 2: {first_bad}: damaged") as caught:
+            made.next(2)
+        assert "data.on_bad_image=skip" in str(caught.value)
+        assert len(str(caught.value).splitlines()) == 1
+        with pytest.raises(UserError, match=f"step 3: {first_bad}"):
+            made.next(3)
+
+
+def test_skipped_images_are_replaced_alike_everywhere(tmp_path: Path) -> None:
+    root = tidy(tmp_path, labeled=(6, 5, 4), unlabeled=M * 2)
+    heap = root / "unlabeled"
+    with loader(root) as made:
+        bad = [Path(p) for p in made.describe(1)["paths"][BATCH : BATCH + 3]]
+        bad += [Path(made.describe(0)["paths"][0])]
+        untouched = [made.describe(step)["paths"] for step in range(4)]
+    for path in bad:
+        cut(path, path, 0.93)
+    arguments: dict[str, Any] = {"on_bad_image": "skip"}
+    with loader(root, **arguments) as made:
+        whole, counted = [], []
+        for step in range(4):
+            whole.append(made.next(step))
+            counted.append(made.replaced)
+        told = [made.describe(step)["paths"] for step in range(4)]
+    names = set(map(str, bad))
+    expected = np.cumsum([sum(p in names for p in step) for step in untouched])
+    assert counted == expected.tolist() and counted[-1] >= 5
+    for before, after, batch in zip(untouched, told, whole, strict=True):
+        for j, (old, new) in enumerate(zip(before, after, strict=True)):
+            assert new not in names
+            if old not in names:
+                assert new == old
+            elif j < BATCH:
+                assert Path(new).parent == Path(old).parent, "the label stays"
+            else:
+                assert Path(new).parent == heap
+        assert [Path(p).parent.name for p in after[:BATCH]] == [
+            ("cats", "dogs", "owls")[k] for k in batch.targets
+        ]
+    # a run that starts later, and knows nothing of the first failure, replaces them alike
+    for a, b in zip(whole[1:], batches(root, 3, start=1, **arguments), strict=True):
+        assert_same(a, b)
+    halves = [batches(root, 4, rank=rank, world=2, **arguments) for rank in range(2)]
+    for step, batch in enumerate(whole):
+        targets = torch.cat([half[step].targets for half in halves])
+        assert torch.equal(targets, batch.targets)
+        weak = [half[step].views[L * BATCH // 2 :][: M // 2] for half in halves]
+        assert torch.equal(torch.cat(weak), batch.views[L * BATCH :][:M])
+
+
+def test_vanished_file_stops_even_when_skipping(tmp_path: Path) -> None:
+    root = tidy(tmp_path)
+    with loader(root, on_bad_image="skip", prefetch=1) as made:
+        gone = Path(made.describe(1)["paths"][2])
+        made.next(0)
+        gone.unlink()
+        with pytest.raises(UserError, match=f"step 1: {gone}: unreadable: No such file"):
+            for step in range(1, 9):
+                made.next(step)
+
+
+def test_all_images_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_loader, "ATTEMPTS", 5)
+    root = tidy(tmp_path)
+    with loader(root, on_bad_image="skip") as made:
+        for path in (root / "unlabeled").iterdir():
+            cut(path, path)
+        with pytest.raises(UserError, match="repair the data set"):
+            for step in range(9):
+                made.next(step)
+
+
+def test_file_that_only_the_decoder_refuses_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where Pillow is content, the graph's own decoder is asked, file by file."""
+    root = tidy(tmp_path)
+    with loader(root) as made:
+        bad = Path(made.describe(0)["paths"][5])
+        cut(bad, bad)
+        monkeypatch.setattr(image_loader, "check_file", lambda path: Facts())
+        with pytest.raises(UserError, match=f"step 0: {bad}: damaged: the decoder refuses it"):
+            made.next(0)
+
+
+@pytest.mark.gpu
+def test_gpu_views_are_close_to_the_cpu_ones(shared: Path) -> None:
+    folders = {"labeled": shared / "labeled", "unlabeled": shared / "unlabeled"}
+    data = DataConfig(name="images", image_size=SIDE, batch_size=BATCH, mu=MU, cutout=0, **folders)
+    dataset = load_own_images(data)
+    found = {}
+    for device in ("cpu", "cuda"):
+        made = build_loader(
+            data,
+            dataset,
+            own_split(data, dataset),
+            labeled_views=1,
+            strong_views=1,
+            seed=1,
+            rank=0,
+            world_size=1,
+            device=torch.device(device),
+            start_step=0,
+            num_threads=2,
+        )
+        steps = [made.next(step) for step in range(6)]
+        found[device] = [pixels(batch.views[: BATCH + M].cpu()) for batch in steps]
+        made.close()
+    for cpu, cuda in zip(found["cpu"], found["cuda"], strict=True):
+        difference = np.abs(cpu - cuda)[:, 1:-1, 1:-1]
+        assert difference.max() <= 5 and difference.mean() < 1

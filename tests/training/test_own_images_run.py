@@ -1,0 +1,159 @@
+"""Runs on a user's own image files: resume, missing truth, missing test set, damaged files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from simpro_fast import prepare
+from simpro_fast.cli import main as train_main
+from simpro_fast.config import Config
+from simpro_fast.errors import UserError
+from simpro_fast.training.checkpoint import list_checkpoints, read_checkpoint
+from simpro_fast.training.ranks import start_ranks
+from simpro_fast.training.trainer import Trainer
+from tests.data.image_folders import cut, tidy
+
+MakeConfig = Callable[..., Config]
+# The keys of conftest's TINY that describe the digits are not looked at.
+OWN = {"data.name": "images", "data.image_size": 16, "data.batch_size": 4, "data.mu": 2}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tidy(tmp_path / "data")
+
+
+def folders(root: Path, **changes: Any) -> dict[str, Any]:
+    paths = {f"data.{name}": str(root / name) for name in ("labeled", "unlabeled", "val")}
+    return {**OWN, **paths, **changes}
+
+
+def train(config: Config) -> dict[str, Any]:
+    trainer = Trainer(config, start_ranks(config))
+    try:
+        return trainer.fit()
+    finally:
+        trainer.close()
+
+
+def rows(config: Config) -> list[dict[str, Any]]:
+    text = (config.run_dir / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def weights(config: Config) -> dict[str, torch.Tensor]:
+    return read_checkpoint(list_checkpoints(config.run_dir / "checkpoints")[0])["model"]
+
+
+def test_run_without_a_truth(tiny: MakeConfig, root: Path) -> None:
+    config = tiny(folders(root, **{"log.figures": True}))
+    summary = train(config)
+    assert summary["kl_pi_u"] is None and summary["pi_u_true"] is None
+    assert summary["unlabeled_counts"] is None and summary["labeled_counts"] == [5, 4, 3]
+    assert 0 <= summary["top1"] <= 100 and len(summary["per_class"]) == 3
+    assert summary["images_replaced"] == 0
+    for row in rows(config):
+        assert row["kl_pi_u"] is None and row["pseudo_label_accuracy"] is None
+        assert row["top1"] is not None and sum(row["pi_u"]) == pytest.approx(1)
+    assert (config.run_dir / "report/views.png").is_file()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_interrupted_run_equals_the_unbroken_one(
+    tiny: MakeConfig, root: Path, tmp_path: Path, packed: bool
+) -> None:
+    """Case 29, from files and from the packed array."""
+    changes = folders(root)
+    if packed:
+        arguments = [f"--{name}={root}/{name}" for name in ("labeled", "unlabeled", "val")]
+        assert prepare.main([*arguments, f"--output={root}/out", "--pack=16"]) == 0
+        changes = {**OWN, "data.manifest": f"{root}/out/manifest.csv"}
+        changes["data.packed"] = f"{root}/out/packed_16.npy"
+    unbroken = tiny({**changes, "output_dir": str(tmp_path / "a")})
+    train(unbroken)
+    broken = tiny({**changes, "output_dir": str(tmp_path / "b")})
+    first = Trainer(broken, start_ranks(broken))
+    for _ in range(8):
+        first.train_step()
+        if first.step % 5 == 0:
+            first._finish_period(last=False)
+    first.save()
+    first.close()
+    train(broken)
+    expected, found = weights(unbroken), weights(broken)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[key], found[key]) for key in expected)
+    assert rows(unbroken)[-1]["pi_u"] == rows(broken)[-1]["pi_u"]
+
+
+def test_changed_file_list_is_noticed(tiny: MakeConfig, root: Path) -> None:
+    """Case 29."""
+    train(tiny(folders(root, **{"train.steps": 8})))
+    (root / "unlabeled/003.jpg").unlink()
+    with pytest.raises(UserError, match="trained on another data"):
+        train(tiny(folders(root)))
+
+
+@pytest.mark.parametrize("held", [0, 1])
+def test_without_val(
+    tiny: MakeConfig, root: Path, held: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes = folders(root, **{"data.holdout_per_class": held})
+    del changes["data.val"]
+    config = tiny(changes)
+    summary = train(config)
+    stored = json.loads((config.run_dir / "summary.json").read_text())
+    assert stored == summary
+    if held:
+        assert summary["top1"] is not None and summary["labeled_counts"] == [4, 3, 2]
+    else:
+        for key in ("top1", "top1_class_mean", "top1_best", "top1_mean_last20", "per_class", "few"):
+            assert summary[key] is None
+        assert all(row["top1"] is None for row in rows(config))
+    train(config)  # finished, and says so whatever was measured
+
+
+def test_skipped_image_is_counted(tiny: MakeConfig, root: Path) -> None:
+    """Case 3: damaged after the list was made; every image is used in 12 steps."""
+    config = tiny(folders(root, **{"data.on_bad_image": "skip"}))
+    trainer = Trainer(config, start_ranks(config))
+    cut(root / "unlabeled/020.jpg", root / "unlabeled/020.jpg", 0.93)
+    summary = trainer.fit()
+    trainer.close()
+    assert summary["steps"] == 12 and summary["images_replaced"] == 12 * 8 // 24
+
+
+def test_class_without_labeled_images_trains_on_request(tiny: MakeConfig, root: Path) -> None:
+    """Case 32."""
+    shutil.rmtree(root / "labeled/owls")
+    (root / "labeled/owls").mkdir()
+    summary = train(tiny(folders(root, **{"data.allow_empty_classes": True})))
+    assert summary["labeled_counts"] == [5, 4, 0]
+    assert all(p is not None for p in summary["pi_u"])
+
+
+def test_from_folders_to_a_trained_model_by_two_commands(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Case 39: prepare writes a configuration that trains."""
+    (root / "unlabeled/readme.txt").write_text("hello")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--labeled", f"{root}/labeled", "--unlabeled", f"{root}/unlabeled"]
+    arguments += ["--output", "prepared", "--init-config", "own.yaml"]
+    assert prepare.main(arguments) == 0
+    short = ["train.steps=2", "train.period=1", "model.name=small_cnn", "data.image_size=16"]
+    quiet = ["log.figures=false", "log.tensorboard=false", "distributed.engine=plain"]
+    assert train_main(["--config", "own.yaml", "train.threads=1", *short, *quiet]) == 0
+    said = capsys.readouterr().out
+    assert "unlabeled M=24 per class unknown" in said and "nothing is measured" in said
+    assert (tmp_path / "runs/images/prepared/seed1/model.safetensors").is_file()
+    capsys.readouterr()
+    assert train_main(["--config", "own.yaml", "train.threads=1", *short, *quiet]) == 0
+    assert "is finished: 2 steps, nothing measured" in capsys.readouterr().out
