@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -24,7 +25,8 @@ def suggest_config(manifest: Manifest, path: Path, packed: Path | None, size: in
     labeled = [row.label for row in manifest.rows if row.split == "labeled"]
     unlabeled = sum(row.split == "unlabeled" for row in manifest.rows)
     evaluated = any(row.split in ("val", "test") for row in manifest.rows)
-    counts = [labeled.count(name) for name in manifest.class_names]
+    occurring = Counter(labeled)
+    counts = [occurring[name] for name in manifest.class_names]
     shorter = median(min(row.width, row.height) for row in manifest.rows)
     size = size or max([s for s in _SIZES if s <= shorter], default=_SIZES[0])
     batch = max(8, min(64, 1 << (len(labeled).bit_length() - 1)))
