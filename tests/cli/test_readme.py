@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from simpro_fast import prepare
 from simpro_fast.config import load_config
 from tests.conftest import ROOT
+from tests.data.image_folders import tidy
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -45,9 +48,22 @@ def test_loop_trains_and_moves_the_prior() -> None:
     assert torch.allclose(pi_u, expected, atol=0.01)
 
 
-@pytest.mark.parametrize("config", sorted(set(re.findall(r"--config (\S+)", README))))
+WRITTEN = set(re.findall(r"--init-config (\S+)", README))
+
+
+@pytest.mark.parametrize("config", sorted({*re.findall(r"--config (\S+)", README)} - WRITTEN))
 def test_configs_exist(config: str) -> None:
     load_config(ROOT / config if config.endswith(".yaml") else config)
+
+
+def test_own_images_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (command,) = re.findall(r"python launch/prepare\.py ((?:.*\\\n)*.*)", README)
+    tidy(tmp_path / "photos")
+    (tmp_path / "photos/unlabeled").rename(tmp_path / "photos/heap")
+    monkeypatch.chdir(tmp_path)
+    assert prepare.main(command.replace("\\\n", " ").split()) == 0
+    (written,) = WRITTEN
+    assert load_config(written).data.name == "images"
 
 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#]+)\)", README))))
