@@ -58,8 +58,13 @@ class Manifest:
         return replace(self, rows=tuple(row for row in self.rows if row.status == OK))
 
     def fingerprint(self) -> str:
-        """sha256 over all columns of all rows; moving the folder as a whole does not change it."""
-        return hashlib.sha256(_to_csv(self)).hexdigest()
+        """sha256 over all rows; moving the folder as a whole does not change it.
+
+        Lengths in bytes count only beside a hash of the content: where nothing was prepared, a
+        file may be found damaged and repaired in the course of a run.
+        """
+        rows = tuple(row if row.sha256 else replace(row, bytes=0) for row in self.rows)
+        return hashlib.sha256(_to_csv(replace(self, rows=rows))).hexdigest()
 
 
 def make_manifest(base: Path, rows: Iterable[Row], class_names: Iterable[str] = ()) -> Manifest:

@@ -14,7 +14,15 @@ from simpro_fast.training.run_dir import RunDirectory
 logger = logging.getLogger(__name__)
 
 # What may differ between the run that saved a checkpoint and the one that goes on from it.
-MAY_CHANGE = ("distributed.", "device", "checkpoint.", "log.", "train.steps", "output_dir")
+MAY_CHANGE = (
+    "distributed.",
+    "device",
+    "checkpoint.",
+    "log.",
+    "train.steps",
+    "output_dir",
+    "data.on_bad_image",  # changes nothing but what happens at a damaged file
+)
 
 
 def check_same_run(

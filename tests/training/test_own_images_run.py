@@ -130,6 +130,25 @@ def test_skipped_image_is_counted(tiny: MakeConfig, root: Path) -> None:
     assert summary["steps"] == 12 and summary["images_replaced"] == 12 * 8 // 24
 
 
+@pytest.mark.parametrize("cure", ["repair", "skip"])
+def test_run_goes_on_after_a_damaged_image(tiny: MakeConfig, root: Path, cure: str) -> None:
+    """Damaged before the start, but not in its header; the message's two cures both work."""
+    victim = root / "unlabeled/020.jpg"
+    good = victim.read_bytes()
+    cut(victim, victim, 0.93)
+    config = tiny(folders(root, **{"checkpoint.every": 1}))
+    with pytest.raises(UserError, match=f"{victim}: damaged"):
+        train(config)
+    if cure == "repair":
+        victim.write_bytes(good)
+        summary = train(config)
+        assert summary["images_replaced"] == 0
+    else:
+        summary = train(tiny(folders(root, **{"checkpoint.every": 1, "data.on_bad_image": "skip"})))
+        assert summary["images_replaced"] == 12 * 8 // 24
+    assert summary["steps"] == 12
+
+
 def test_class_without_labeled_images_trains_on_request(tiny: MakeConfig, root: Path) -> None:
     """Case 32."""
     shutil.rmtree(root / "labeled/owls")
