@@ -18,6 +18,7 @@ from simpro_fast.config.schema import Config, DataConfig
 from simpro_fast.config.suggest import suggest_config
 from simpro_fast.data.atomic import replacing
 from simpro_fast.data.image_scan import Ignored, scan_folders
+from simpro_fast.data.imagenet_tree import IMAGENET, list_tree
 from simpro_fast.data.manifest import Manifest, read_manifest, write_manifest
 from simpro_fast.data.packed import is_packed, pack, packed_path
 from simpro_fast.data.preparation import CACHE_NAME, Checked, check_images, refuse_empty_classes
@@ -26,6 +27,8 @@ from simpro_fast.training.ranks import cpu_cores
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 _SHOWN = 50
+_SHOWN_CLASSES = 100
+_OWN_ONLY = "--pack and --init-config are for own images (data.name=images)"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -62,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--format", choices=("csv", "parquet"), default="csv", help="of the manifest"
     )
     parser.add_argument("--threads", type=_positive, default=cpu_cores(), help="default: all cores")
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="with --config")
     return parser
 
 
@@ -74,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = build_parser().parse_args(arguments)
         data = _data(options)
         with _alone(options.output):
-            if data is None or data.name == "images":
+            if data is None or data.name == "images" or data.name in IMAGENET:
                 return _prepare_images(options, data)
             return _prepare_benchmark(options)
     except UserError as error:
@@ -100,7 +104,9 @@ def _data(options: argparse.Namespace) -> DataConfig | None:
     if options.config:
         if folders:
             raise ConfigError("--config and --labeled/--unlabeled/--val exclude each other")
-        return load_config(options.config).data
+        return load_config(options.config, options.overrides).data
+    if options.overrides:
+        raise ConfigError(f"{options.overrides[0]} needs --config")
     if not (options.labeled and options.unlabeled):
         raise ConfigError("give --labeled and --unlabeled, or --config")
     return None
@@ -123,10 +129,17 @@ def _alone(output: Path) -> Iterator[None]:
 
 def _prepare_images(options: argparse.Namespace, data: DataConfig | None) -> int:
     started = time.perf_counter()
+    published = data is not None and data.name in IMAGENET
+    if published and (options.pack or options.init_config):
+        raise ConfigError(_OWN_ONLY)
     manifest, ignored = _list(options, data)
     progress = _Progress("decoded")
     checked = check_images(
-        manifest, options.output / CACHE_NAME, threads=options.threads, progress=progress
+        manifest,
+        options.output / CACHE_NAME,
+        threads=options.threads,
+        progress=progress,
+        compare=not published,
     )
     progress.close()
     problems = checked.problems()
@@ -162,6 +175,8 @@ def _list(options: argparse.Namespace, data: DataConfig | None) -> tuple[Manifes
         return scan_folders(options.labeled, options.unlabeled, options.val)
     if data.manifest is not None:
         return read_manifest(data.manifest), Ignored()
+    if data.name in IMAGENET:
+        return list_tree(data)
     assert data.labeled is not None  # checked by the configuration
     return scan_folders(data.labeled, data.unlabeled, data.val)
 
@@ -197,9 +212,11 @@ def _table(checked: Checked, ignored: Ignored) -> Iterator[str]:
     )
     width = max(12, *(len(name) + 2 for name in names))
     yield f"  {'class':<{width}}{'labeled':>10}{'val':>10}"
-    for name in names:
+    for name in names[:_SHOWN_CLASSES]:
         tested = counts["val"][name] + counts["test"][name]
         yield f"  {name:<{width}}{counts['labeled'][name]:>10}{tested:>10}"
+    if len(names) > _SHOWN_CLASSES:
+        yield f"  ... and {len(names) - _SHOWN_CLASSES} more, all in report.json"
     for line in ignored.lines():
         yield f"ignored: {line}"
     if checked.repeats:
@@ -229,8 +246,8 @@ def _prepare_benchmark(options: argparse.Namespace) -> int:
     from simpro_fast.data.splits import make_split, save_split
 
     if options.pack or options.init_config:
-        raise ConfigError("--pack and --init-config are for own images (data.name=images)")
-    config: Config = load_config(options.config)
+        raise ConfigError(_OWN_ONLY)
+    config: Config = load_config(options.config, options.overrides)
     dataset = load_dataset(config.data)
     split = make_split(config.data, dataset, config.seed)
     save_split(split, options.output, dataset)

@@ -94,7 +94,7 @@ class DataConfig(Section):
     """With `labeled_fraction`: cut the classes to a long tail of ratio `gamma_labeled` first, this
     many images of the most frequent one; None: all images."""
     class_list: FilePath | None = None
-    """Small ImageNet: the order of the 1000 classes in its files (JSON rows [wnid, name], or
+    """ImageNet: the order of the 1000 classes in the downsampled files (JSON rows [wnid, name], or
     map_clsloc.txt); None: the shipped one."""
     test_per_class: int | None = Field(None, gt=0)
     """Test images per class: held out of a set that has no test part (digits); of other sets at
@@ -135,7 +135,7 @@ class DataConfig(Section):
     val: FilePath | None = None
     """Folder like `labeled`, to test on."""
     manifest: FilePath | None = None
-    """CSV or Parquet list of the images, instead of the three folders."""
+    """CSV or Parquet list of the images, instead of the three folders (or of ImageNet's tree)."""
     packed: FilePath | None = None
     """Array that `prepare --pack` made of the manifest's images; trains from memory."""
     holdout_per_class: int = Field(0, ge=0)
@@ -156,6 +156,8 @@ class DataConfig(Section):
             for key in ("labeled", "unlabeled", "val", "manifest", "packed")
             if getattr(self, key)
         ]
+        if self.name.startswith("imagenet_") and given == ["manifest"]:
+            given = []
         if self.name != "images" and given:
             raise ValueError(f"{given[0]} is for own images; set name=images or leave it out")
         if self.name == "images":

@@ -53,6 +53,29 @@ def scan_folders(
             class of `val` that `labeled` lacks.
     """
     ignored = Ignored()
+    rows, classes = scan_labeled(labeled, val, ignored)
+    taken = {os.path.realpath(row.path) for row in rows}
+    roots = list(unlabeled)
+    heap: dict[str, Row] = {}
+    for root in roots:
+        for path in _images(root, ignored):
+            if os.path.realpath(path) in taken:
+                ignored.add(TAKEN, path)
+            else:
+                heap[path] = Row(path, "", "unlabeled")
+    if not heap:
+        raise UserError(f"{', '.join(map(str, roots)) or 'no folder'}: no unlabeled image found")
+    base = common_folder(labeled, *roots, *([val] if val else []))
+    return make_manifest(base, [*rows, *heap.values()], classes), ignored
+
+
+def common_folder(*folders: Path) -> Path:
+    """The deepest folder that holds all of them; what fingerprints are relative to."""
+    return Path(os.path.commonpath([os.path.abspath(folder) for folder in folders]))
+
+
+def scan_labeled(labeled: Path, val: Path | None, ignored: Ignored) -> tuple[list[Row], list[str]]:
+    """The images of the class folders, and the classes, those without an image included."""
     classes = _classes(labeled, ignored)
     if len(classes) < 2:
         found = f"only the class {next(iter(classes))}" if classes else "no class folder"
@@ -68,27 +91,18 @@ def scan_folders(
         if unknown:
             raise UserError(
                 f"{val}: class {unknown[0]!r} is not among the labeled ones "
-                f"({', '.join(classes)}); use the same folder names"
+                f"({_some(classes)}); use the same folder names"
             )
         val_rows = [Row(path, name, "val") for name, paths in val_classes.items() for path in paths]
         if not val_rows:
             raise UserError(f"{val}: no image in class folders; leave it out or fill it")
         rows += val_rows
-    taken = {os.path.realpath(row.path) for row in rows}
-    roots = list(unlabeled)
-    heap: dict[str, Row] = {}
-    for root in roots:
-        for path in _images(root, ignored):
-            if os.path.realpath(path) in taken:
-                ignored.add(TAKEN, path)
-            else:
-                heap[path] = Row(path, "", "unlabeled")
-    if not heap:
-        raise UserError(f"{', '.join(map(str, roots)) or 'no folder'}: no unlabeled image found")
-    folders = [os.path.abspath(p) for p in (labeled, *roots, *([val] if val else []))]
-    return make_manifest(Path(os.path.commonpath(folders)), [*rows, *heap.values()], classes), (
-        ignored
-    )
+    return rows, list(classes)
+
+
+def _some(names: Iterable[str], shown: int = 10) -> str:
+    listed = list(names)
+    return ", ".join([*listed[:shown], *(["..."] if len(listed) > shown else [])])
 
 
 def _classes(root: Path, ignored: Ignored) -> dict[str, list[str]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from simpro_fast.data.counts import labeled_share
 from simpro_fast.errors import UserError
 
 NUM_CLASSES = 1000
@@ -109,6 +110,23 @@ def superclasses(listed: ClassList) -> tuple[np.ndarray, tuple[str, ...]]:
     )
     ids = {parent: k for k, parent in enumerate(parents)}
     return np.array([ids[table[wnid]] for wnid in listed.wnids], np.int64), names
+
+
+def merged(
+    labels: np.ndarray, test_labels: np.ndarray, listed: ClassList, fraction: float | None
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Labels of the 127 parents, head first: by descending labeled count, equal ones by WordNet id.
+
+    Args:
+        labels, test_labels: int64 [N] and [T], rows of `listed`.
+        fraction: labeled share of each class (`data.labeled_fraction`); None: by all images.
+    """
+    parents, names = superclasses(listed)
+    labels, test_labels = parents[labels], parents[test_labels]
+    sizes = np.bincount(labels, minlength=len(names))
+    if fraction is not None:
+        sizes = np.array([labeled_share(int(n), fraction) for n in sizes])
+    return head_first(labels, test_labels, names, sizes)
 
 
 def head_first(

@@ -83,7 +83,10 @@ def select(images: np.ndarray, indices: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OwnImages(ArrayDataset):
-    """One row per usable image; `images` is a `FileImages` or the packed array."""
+    """One row per usable image; `images` is a `FileImages` or the packed array.
+
+    With a test part of its own (ImageNet), the rows are those of `images` alone.
+    """
 
     manifest: Manifest
     """Usable rows, with sizes."""
@@ -112,7 +115,7 @@ def load_own_images(data: DataConfig) -> OwnImages:
     else:
         if data.image_size is None:
             raise ConfigError("own images have many sizes; set data.image_size, for example 32")
-        manifest = _with_sizes(manifest.usable(), data.on_bad_image)
+        manifest = with_sizes(manifest.usable(), data.on_bad_image)
         paths = [row.path for row in manifest.rows]
         images = cast(np.ndarray, FileImages(paths, data.image_size))
     numbers = {name: k for k, name in enumerate(manifest.class_names)}
@@ -204,7 +207,7 @@ def _listed(data: DataConfig) -> Manifest:
     return manifest
 
 
-def _with_sizes(manifest: Manifest, on_bad_image: str) -> Manifest:
+def with_sizes(manifest: Manifest, on_bad_image: str) -> Manifest:
     """Compare files with the list, and read the sizes that it lacks from their headers."""
 
     def look(row: Row) -> Facts:

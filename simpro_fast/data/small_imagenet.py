@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from simpro_fast.config.schema import DataConfig
-from simpro_fast.data.counts import labeled_share
 from simpro_fast.data.dataset import ArrayDataset, checked_labels, reading
 from simpro_fast.data.imagenet_classes import (
     NUM_CLASSES,
     class_list,
-    head_first,
+    merged,
     superclasses,
 )
 from simpro_fast.data.unpickle import entry, load_pickled_dict
@@ -37,18 +36,15 @@ def load_small_imagenet_127(data: DataConfig) -> ArrayDataset:
     Classes are numbered by descending labeled count (`data.labeled_fraction` of their images;
     without it by their images), equal ones by WordNet id.
     """
-    parents, names = superclasses(class_list(data.class_list))
+    listed = class_list(data.class_list)
+    _, names = superclasses(listed)
     (images, classes), (test_images, test_classes) = _read_parts(data)
     if len(classes) and classes.max() < len(names):
         raise UserError(
             f"{data.name}: no label in the training files is above {len(names)}, so their classes "
             "are merged already; use the published files with labels 1 to 1000"
         )
-    labels, test_labels = parents[classes], parents[test_classes]
-    sizes = np.bincount(labels, minlength=len(names))
-    if data.labeled_fraction is not None:
-        sizes = np.array([labeled_share(int(n), data.labeled_fraction) for n in sizes])
-    labels, test_labels, names = head_first(labels, test_labels, names, sizes)
+    labels, test_labels, names = merged(classes, test_classes, listed, data.labeled_fraction)
     return _dataset(data, (images, labels), (test_images, test_labels), names)
 
 

@@ -74,9 +74,17 @@ def _own_images(data: DataConfig) -> ArrayDataset:
     return load_own_images(data)
 
 
+def _imagenet(data: DataConfig) -> ArrayDataset:
+    from simpro_fast.data.imagenet_tree import load_imagenet
+
+    return load_imagenet(data)
+
+
 _LOADERS: dict[str, Callable[[DataConfig], ArrayDataset]] = {
     "digits": _digits,
     "images": _own_images,
+    "imagenet_127": _imagenet,
+    "imagenet_1k": _imagenet,
     "fashion_mnist": load_fashion_mnist,
     "cifar10": load_cifar,
     "cifar100": load_cifar,

@@ -32,6 +32,7 @@ def test_all_cells_are_there() -> None:
     for side in (32, 64):
         expected += [f"small_imagenet_{k}/{side}" for k in ("127", "1k")]
         expected.append(f"small_imagenet_127/{side}_imbalanced_test")
+    expected += ["imagenet_1k/224", "imagenet_127/224"]
     assert sorted(expected) == NAMES
 
 
@@ -87,6 +88,21 @@ def test_small_imagenet_recipe(name: str) -> None:
     assert split == (
         *(data.labeled_fraction, data.total_max, data.gamma_labeled, data.test_per_class),
     )
+
+
+@pytest.mark.parametrize("classes", ["1k", "127"])
+def test_full_imagenet_differs_from_the_small_one_in_these_keys_only(classes: str) -> None:
+    full = flatten(load_config(f"imagenet_{classes}/224"))
+    small = flatten(load_config(f"small_imagenet_{classes}/64"))
+    assert {key: value for key, value in full.items() if small[key] != value} == {
+        "name": f"imagenet_{classes}/224",
+        "data.name": f"imagenet_{classes}",
+        "data.image_size": 224,
+        "data.cutout": "auto",
+        "model.name": "resnet50",
+        "evaluate.every": 10,
+    }
+    assert full["data.weak_scale"] == [0.5, 1.0] and full["data.strong_scale"] == [0.2, 1.0]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("cifar")])

@@ -213,6 +213,7 @@ def test_class_without_a_usable_image(root: Path, capsys: pytest.CaptureFixture[
         (["--config", "digits_lt/reversed", "--pack", "8", "--output", "o"], "own images"),
         (["--labeled", "a", "--unlabeled", "b", "--output", "o", "--pack", "0"], "'0'"),
         (["--labeled", "a", "--unlabeled", "b"], "--output"),
+        (["a=1", "--labeled", "a", "--unlabeled", "b", "--output", "o"], "a=1 needs --config"),
     ],
 )
 def test_usage_errors(
