@@ -124,7 +124,15 @@ def _alone(output: Path) -> Iterator[None]:
         ) from None
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        for leftover in _leftovers(output):  # of a process that was killed: we are alone here
+            leftover.unlink()
         yield
+
+
+def _leftovers(output: Path) -> list[Path]:
+    """Temporary files of `replacing` for the names that are written here."""
+    names = (CACHE_NAME, "manifest.*", "report.json", "packed_*.npy", "packed_*.json")
+    return [path for name in names for path in output.glob(f".{name}.????????")]
 
 
 def _prepare_images(options: argparse.Namespace, data: DataConfig | None) -> int:

@@ -33,6 +33,10 @@ _MODES = ("RGB", "RGBA", "RGBX", "L", "LA", "P", "PA", "1", "CMYK")
 _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)  # orientations that exchange width and height
 
+# Pillow's remarks on large pictures and odd tags, one per file. Once and for all: files are looked
+# at in threads, where setting filters for a while is not safe.
+warnings.filterwarnings("ignore", module=r"PIL(\.|$)")
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -101,15 +105,13 @@ def _look(file: IO[bytes], size: int, digest: str, *, decode: bool) -> Facts:
         return Facts(sha256=digest, status="damaged: empty file")
     width = height = 0
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about large pictures and odd tags
-            with Image.open(file) as image:
-                width, height = image.size
-                status = _unsupported(image, file)
-                if status == OK and _orientation(image) in _TURNED:
-                    width, height = height, width
-                if status == OK and decode:
-                    image.load()
+        with Image.open(file) as image:
+            width, height = image.size
+            status = _unsupported(image, file)
+            if status == OK and _orientation(image) in _TURNED:
+                width, height = height, width
+            if status == OK and decode:
+                image.load()
     except Image.UnidentifiedImageError:
         status = "damaged: not an image, whatever its name says"
     except Exception as error:  # decoders raise nearly anything on damaged input

@@ -260,6 +260,29 @@ def test_interruption_leaves_no_manifest_and_remembers(
     assert "32 files decoded, 10 known from before" in capsys.readouterr().out
 
 
+def test_leftovers_of_a_killed_process_are_removed(root: Path) -> None:
+    (root / "out").mkdir()
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from simpro_fast.data.atomic import replacing\n"
+        "with replacing(Path(sys.argv[1])) as file:\n"
+        "    file.write(b'half')\n"
+        "    file.flush()\n"
+        "    os._exit(9)\n"
+    )
+    for name in ("packed_16.npy", ".prepare_cache.csv", "manifest.csv"):
+        subprocess.run([sys.executable, "-c", code, str(root / "out" / name)], check=False)
+    (root / "out/.packed_notes.txt").write_text("somebody's own")
+    assert len(list((root / "out").iterdir())) == 4
+    assert run(root) == 0
+    assert {p.name for p in (root / "out").glob(".*")} == {
+        ".prepare.lock",
+        ".prepare_cache.csv",
+        ".packed_notes.txt",
+    }
+
+
 def test_full_disk_while_packing(root: Path) -> None:
     code = (
         "import resource, signal, sys\n"

@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageCms
+from PIL.PngImagePlugin import PngInfo
 
 from simpro_fast.config.schema import DataConfig
 from simpro_fast.data import image_loader
 from simpro_fast.data.boxes import resize_box
 from simpro_fast.data.draws import ViewDraws
-from simpro_fast.data.image_files import Facts, read_rgb
+from simpro_fast.data.graph import import_dali
+from simpro_fast.data.image_files import Facts, check_file, read_rgb
+from simpro_fast.data.image_graph import decode, path_array
 from simpro_fast.data.image_loader import ImageLoader
 from simpro_fast.data.loader import Batch, build_loader
 from simpro_fast.data.own_images import MEAN, STD, load_own_images, own_split
@@ -44,6 +47,63 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save(heap / "w.webp", picture(224))
     save(heap / "b.bmp", picture(225))
     return root
+
+
+def test_decoder_equals_pillow_in_every_format(tmp_path: Path) -> None:
+    """Case 5: one pixel that differs would make evaluation and packing another input."""
+    image, grey = picture(1, 60, 50), picture(1, 60, 50).convert("L")
+    clear = image.convert("RGBA")
+    clear.putalpha(Image.linear_gradient("L").resize(image.size))
+    gamma = PngInfo()
+    gamma.add(b"gAMA", (100_000).to_bytes(4, "big"))
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
+    files: dict[str, tuple[Image.Image, dict[str, Any]]] = {
+        "plain.jpg": (image, {}),
+        "best.jpg": (image, {"quality": 100, "subsampling": 0}),
+        "progressive.jpg": (image, {"progressive": True}),
+        "rgb.jpg": (image, {"keep_rgb": True}),
+        "grey.jpg": (grey, {}),
+        "cmyk.jpg": (image.convert("CMYK"), {}),
+        "profile.jpg": (image, {"icc_profile": profile}),
+        "phone.jpg": (image, {"format": "MPO", "save_all": True, "append_images": [picture(2)]}),
+        "png.jpg": (image, {"format": "PNG"}),
+        "dot.jpg": (image.resize((1, 1)), {}),
+        "plain.png": (image, {}),
+        "grey.png": (grey, {}),
+        "one.png": (image.convert("1"), {}),
+        "alpha.png": (clear, {}),
+        "grey_alpha.png": (grey.convert("LA"), {}),
+        "palette1.png": (image.quantize(2), {"bits": 1}),
+        "palette4.png": (image.quantize(16), {"bits": 4}),
+        "palette_alpha.png": (clear.quantize(32), {}),
+        "key.png": (grey, {"transparency": 5}),
+        "gamma.png": (image, {"pnginfo": gamma}),
+        "profile.png": (image, {"icc_profile": profile}),
+        "plain.webp": (image, {}),
+        "alpha.webp": (clear, {"lossless": True}),
+        "plain.bmp": (image, {}),
+        "alpha.bmp": (clear, {}),
+        "palette.bmp": (image.quantize(16), {}),
+    }
+    for orientation in range(10):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        files[f"turned{orientation}.jpg"] = (image, {"exif": exif})
+    paths = [save(tmp_path / name, *args, **kwargs) for name, (*args, kwargs) in files.items()]
+    _, _, pipeline_def = import_dali()
+    names = [path_array(str(path)) for path in paths]
+
+    @pipeline_def
+    def pipeline() -> Any:
+        fn, _, _ = import_dali()
+        return decode(fn.external_source(source=lambda: names, batch=True), gpu=False)
+
+    pipe = pipeline(batch_size=len(paths), num_threads=1, device_id=None, exec_dynamic=True)
+    pipe.build()
+    (decoded,) = pipe.run()
+    for path, pixels_read in zip(paths, decoded, strict=True):
+        assert check_file(path).status == "ok", path.name
+        assert np.array_equal(np.asarray(pixels_read), np.asarray(read_rgb(path))), path.name
 
 
 @contextmanager

@@ -63,9 +63,13 @@ def test_folders(root: Path) -> None:
     assert not split.overlap
 
 
-def test_manifest_gives_the_same_set(root: Path) -> None:
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_manifest_gives_the_same_set(root: Path, ending: str) -> None:
+    if ending == "parquet":
+        pytest.importorskip("pyarrow")
     from_folders, split = load(root)
-    from_manifest, same = load(root, manifest=prepared(root))
+    manifest = prepared(root, "--format", ending).with_suffix(f".{ending}")
+    from_manifest, same = load(root, manifest=manifest)
     assert same.hash() == split.hash()
     assert [r.path for r in from_manifest.manifest.rows] == [
         r.path for r in from_folders.manifest.rows
