@@ -175,20 +175,19 @@ class ImageLoader:
         reason = self._failure or failure_reason(error)
         found = {} if self._failure else self._damaged(step)
         self.close()
+        gone = [i for i, status in found.items() if status.startswith(UNREADABLE)]
+        if found and not gone and self._data.on_bad_image == "skip":
+            for index, status in found.items():
+                logger.warning("step %d: skipped %s: %s", step, self._paths[index], status)
+            self._bad |= found.keys()
+            self._waiting.clear()
+            self._source_step = step
+            self._pipe = self._build()
+            return
         if found:
-            index, status = next(iter(found.items()))
-            reason = f"{self._paths[index]}: {status}"
-            skip = self._data.on_bad_image == "skip"
-            if skip and not any(s.startswith(UNREADABLE) for s in found.values()):
-                for index, status in found.items():
-                    logger.warning("step %d: skipped %s: %s", step, self._paths[index], status)
-                self._bad |= found.keys()
-                self._waiting.clear()
-                self._source_step = step
-                self._pipe = self._build()
-                return
-            cure = "restore it" if skip else "repair it, or set data.on_bad_image=skip"
-            reason += f"; {cure}, or run launch/prepare.py again"
+            index = gone[0] if gone else next(iter(found))
+            cure = "restore it" if gone else "repair it, set data.on_bad_image=skip"
+            reason = f"{self._paths[index]}: {found[index]}; {cure}, or run launch/prepare.py again"
         self._failure = reason
         raise UserError(f"data of step {step}: {reason}") from error
 

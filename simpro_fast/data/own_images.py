@@ -138,8 +138,8 @@ def load_own_images(data: DataConfig) -> OwnImages:
 def own_split(data: DataConfig, dataset: ArrayDataset) -> Split:
     """Index lists as the files are sorted into folders; without val, some labeled ones held out.
 
-    The held-out images are the first of each class in the order of a hash of their paths: the
-    same whatever the seed, and not simply those that were taken first or last.
+    The held-out images are the first of each class in the order of a hash of their names: the
+    same whatever the seed and wherever the files lie, and not simply the oldest or the newest.
     """
     assert isinstance(dataset, OwnImages)
     rows, labels = dataset.manifest.rows, dataset.labels
@@ -178,11 +178,11 @@ def _hold_out(
     per_class: int, dataset: OwnImages, labeled: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     kept, held = [], []
-    base = dataset.manifest.base
 
-    def order(i: int) -> bytes:
-        relative = os.path.relpath(dataset.manifest.rows[i].path, base)
-        return hashlib.sha256(os.fsencode(relative)).digest()
+    def order(i: int) -> tuple[bytes, str]:
+        row = dataset.manifest.rows[i]
+        name = os.path.basename(row.path)
+        return hashlib.sha256(os.fsencode(f"{row.label}/{name}")).digest(), row.path
 
     for k, name in enumerate(dataset.class_names):
         members = labeled[dataset.labels[labeled] == k]
