@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from simpro_fast.evaluation import kl_divergence
-from simpro_fast.training.run_dir import write_atomically
+from simpro_fast.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"

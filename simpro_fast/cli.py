@@ -45,11 +45,16 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     """Parse; an unknown flag is a `ConfigError` that names the nearest one."""
     parser = build_parser()
     flags = [f for a in parser._actions for f in a.option_strings]
-    known, unknown = parser.parse_known_args(arguments)
+    # Overrides may stand anywhere between flags, which argparse leaves over.
+    known, rest = parser.parse_known_args(arguments)
+    known.overrides += [item for item in rest if not item.startswith("-")]
+    unknown = [item for item in rest if item.startswith("-")]
     if unknown:
         flag = unknown[0].partition("=")[0]
         close = difflib.get_close_matches(flag, flags, n=1)
         hint = f"; did you mean {close[0]}?" if close else "; see --help"
+        if "=" in unknown[0]:
+            hint = f"; configuration keys have no dashes: {unknown[0].lstrip('-')}"
         raise ConfigError(f"unknown argument {unknown[0]}{hint}")
     if known.config is None:
         raise ConfigError("--config is missing; for example --config digits_lt/reversed")
@@ -57,22 +62,27 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the training command; returns the exit code (0 done, 1 failure, 2 usage)."""
+    """Run the training command.
+
+    Returns:
+        the exit code: 0 done, 1 failure, 2 usage or configuration, 130 interrupted by Ctrl-C.
+    """
     from simpro_fast.training.ranks import rank_from_environment, world_size_from_environment
 
+    rank, many = 0, False
     try:
+        rank, many = rank_from_environment(), world_size_from_environment() > 1
         options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
         config = load_config(options.config, options.overrides)
         if options.print_config:
-            if rank_from_environment() == 0:
+            if rank == 0:
                 print(dump_config(config), end="")
             return DONE
         return _train(config, options.dry_run)
     except UserError as error:
         # Every rank reads the same command line, so one of them speaks for all.
-        if not isinstance(error, ConfigError) or rank_from_environment() == 0:
-            many = world_size_from_environment() > 1
-            where = f" [rank {rank_from_environment()}]" if many else ""
+        if not isinstance(error, ConfigError) or rank == 0:
+            where = f" [rank {rank}]" if many else ""
             print(f"error{where}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except OSError as error:

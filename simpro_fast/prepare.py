@@ -16,13 +16,13 @@ from typing import Any, NoReturn
 from simpro_fast.config import load_config
 from simpro_fast.config.schema import Config, DataConfig
 from simpro_fast.config.suggest import suggest_config
-from simpro_fast.data.atomic import replacing
 from simpro_fast.data.image_scan import Ignored, scan_folders
 from simpro_fast.data.imagenet_tree import IMAGENET, list_tree
 from simpro_fast.data.manifest import Manifest, read_manifest, write_manifest
 from simpro_fast.data.packed import is_packed, pack, packed_path
 from simpro_fast.data.preparation import CACHE_NAME, Checked, check_images, refuse_empty_classes
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.files import replacing
 from simpro_fast.training.ranks import cpu_cores
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130

@@ -15,17 +15,29 @@ from simpro_fast.config.schema import Config
 from simpro_fast.errors import ConfigError
 
 
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
 class _Loader(yaml.SafeLoader):
     """Safe YAML with YAML 1.2 scalars: `1e-3` is a number, `on` and `off` are strings."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
+        seen: set[str] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node)
+            if not isinstance(key, str):
+                raise ConfigError(f"line {_line(key_node)}: key {key!r} is not a name; quote it")
             if key in seen:
-                raise ConfigError(f"{key_node.start_mark}: key '{key}' is given twice; keep one")
+                raise ConfigError(f"line {_line(key_node)}: key '{key}' is given twice; keep one")
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+    def construct_int(self, node: yaml.ScalarNode) -> int:
+        return int(self.construct_scalar(node).replace("_", ""))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
 
 
 # From an empty table, since PyYAML reads `on` as true and `1e-3` as text (YAML 1.1).
@@ -42,6 +54,17 @@ for _tag, _pattern, _first in (
     ),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every string that this loader or another one would read as something else."""
+
+
+_Dumper.yaml_implicit_resolvers = {
+    first: _Loader.yaml_implicit_resolvers.get(first, [])
+    + yaml.SafeDumper.yaml_implicit_resolvers.get(first, [])
+    for first in {*_Loader.yaml_implicit_resolvers, *yaml.SafeDumper.yaml_implicit_resolvers}
+}
 
 
 def load_config(source: str | Path, overrides: list[str] | None = None) -> Config:
@@ -71,7 +94,7 @@ def parse_config(tree: dict[str, Any]) -> Config:
 
 def dump_config(config: Config) -> str:
     """The whole configuration as YAML, defaults included; `load_config` reads it back."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
 
 
 def flatten(config: Config) -> dict[str, Any]:
@@ -103,11 +126,13 @@ def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
         raise ConfigError(f"{path}: `base` leads back to this file; remove the circle")
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except ConfigError as error:
+        raise ConfigError(f"{path} {error}") from None
     except OSError as error:
         raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    tree = {} if tree is None else tree
+    tree = _without_empty_sections({} if tree is None else tree)
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold `key: value` sections, got a {type(tree).__name__}")
     base = tree.pop("base", None)
@@ -119,6 +144,14 @@ def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     if not base_path.is_file():
         raise ConfigError(f"{path}: base file {base_path} does not exist")
     return _merge(_read_with_bases(base_path, (*children, path)), tree)
+
+
+def _without_empty_sections(tree: Any) -> Any:
+    """A section whose keys are all commented out reads as null; it means no change."""
+    if not isinstance(tree, dict):
+        return tree
+    sections = {name for name, inner in _all_keys(Config).items() if inner is not None}
+    return {k: v for k, v in tree.items() if not (v is None and k in sections)}
 
 
 def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    model_validator,
+)
 
 # YAML has no paths: strings are accepted where a path is meant.
-FilePath = Annotated[Path, Strict(False)]
+FilePath = Annotated[Path, Strict(False), AfterValidator(Path.expanduser)]
 # One folder may be written without brackets; YAML lists become tuples.
 FilePaths = Annotated[
     tuple[FilePath, ...],
@@ -41,7 +49,7 @@ class MethodConfig(Section):
     """`released` follows the published code, `paper` Algorithm 1 to the letter."""
     tau: float = Field(2.0, ge=0)
     """Strength of both logit adjustments."""
-    threshold: float = Field(0.95, ge=0)
+    threshold: float = Field(0.95, ge=0, le=100)
     """A weak view whose largest probability is below it is masked; above 1 masks everything."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Moving average of pi_u and phi, applied once per period."""
@@ -75,7 +83,7 @@ class DataConfig(Section):
     """Folder of the data set's files; None: the set's well-known places."""
     cache_dir: FilePath | None = None
     """Folder for resized copies (STL-10); None: beside the data set's files."""
-    image_size: int | None = Field(None, gt=0)
+    image_size: int | None = Field(None, gt=0, le=4096)
     """Side in pixels; None: the set's own."""
     labeled_max: int = Field(500, gt=0)
     """Labeled images of the most frequent class (N1)."""
@@ -105,9 +113,9 @@ class DataConfig(Section):
     """Put the labeled images into the unlabeled set as well (as ACR, DASO and CoSSL do)."""
     allow_empty_classes: bool = False
     """Accept classes without a labeled image; their prior is floored."""
-    batch_size: int = Field(64, gt=0)
+    batch_size: int = Field(64, gt=0, le=1_000_000)
     """Labeled images per step over all ranks (B)."""
-    mu: int = Field(8, gt=0)
+    mu: int = Field(8, gt=0, le=1000)
     """Unlabeled images per labeled one; the unlabeled batch is mu * batch_size."""
     labeled_views: Literal[1, 2] | None = None
     """1: weak; 2: weak and strong; None: by the recipe."""
@@ -123,7 +131,7 @@ class DataConfig(Section):
     """Random horizontal flip; None: whether it keeps the labels of this set."""
     shift: int | None = Field(None, ge=0)
     """Largest shift of the random crop in pixels; None: an eighth of the side."""
-    prefetch: int = Field(2, gt=0)
+    prefetch: int = Field(2, gt=0, le=64)
     """Batches that the pipeline prepares ahead."""
 
     # Own files (`name: images`): folders, or a manifest that launch/prepare.py wrote. The class
@@ -212,7 +220,7 @@ class OptimConfig(Section):
     """Optimizer and learning rate; the rate is a pure function of the step."""
 
     name: Literal["sgd", "adamw"] = "sgd"
-    lr: float = Field(0.03, gt=0)
+    lr: float = Field(0.03, gt=0, le=1e6)
     momentum: float = Field(0.9, ge=0, lt=1)
     """SGD momentum; beta1 of AdamW."""
     nesterov: bool = True
@@ -238,9 +246,9 @@ class TrainConfig(Section):
     """Autocast of the forward pass; weights, buffers, EMA, priors and loss stay float32."""
     compile: Literal["none", "default"] = "none"
     """torch.compile of the model."""
-    threads: int | None = Field(None, gt=0)
+    threads: int | None = Field(None, gt=0, le=1024)
     """CPU threads of torch per rank; None: the cores divided by the local ranks."""
-    data_threads: int | None = Field(None, gt=0)
+    data_threads: int | None = Field(None, gt=0, le=1024)
     """CPU threads of the data pipeline per rank; None: as `threads`."""
     profile: bool = False
     """Write a torch profiler trace of a few steps into the run directory."""
@@ -308,6 +316,13 @@ class Config(Section):
             raise ValueError(
                 "distributed.zero_stage needs distributed.engine=deepspeed; "
                 "use zero_stage=0 with the plain engine"
+            )
+        if any(not part.strip(".") for part in self.name.split("/")):
+            raise ValueError(f"name={self.name!r} must not hold '.' or '..' between slashes")
+        if self.optim.warmup_steps >= self.train.steps:
+            raise ValueError(
+                f"optim.warmup_steps={self.optim.warmup_steps} must be smaller than "
+                f"train.steps={self.train.steps}"
             )
         if self.train.period > self.train.steps:
             raise ValueError(

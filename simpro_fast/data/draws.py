@@ -39,8 +39,6 @@ class Stream(IntEnum):
     CLASS_CHOICE = 2
     AUGMENT_LABELED = 3
     AUGMENT_UNLABELED = 4
-    MODEL_INIT = 5
-    SPLIT = 6
     REPLACEMENT = 7
 
 
@@ -68,11 +66,6 @@ def raw_words(
         counter=np.array([start_block, step, lane, purpose], np.uint64),
     )
     return generator.random_raw(count)
-
-
-def stream_seed(seed: int, stream: Stream) -> int:
-    """A 63-bit seed for a generator outside this module, e.g. of the model's initial weights."""
-    return int(raw_words(seed, stream, 0, count=1)[0] >> np.uint64(1))
 
 
 def below(u32: Array, n: int | Array) -> Array:

@@ -18,9 +18,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from simpro_fast.data.atomic import replacing
 from simpro_fast.data.image_files import OK
 from simpro_fast.errors import UserError
+from simpro_fast.files import replacing
 
 SPLITS = ("labeled", "unlabeled", "val", "test")
 _INTEGERS = ("width", "height", "bytes")

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from simpro_fast.data.atomic import replacing
 from simpro_fast.data.boxes import centre_box, resize_box
 from simpro_fast.data.image_files import read_rgb
 from simpro_fast.data.in_order import in_order
 from simpro_fast.data.manifest import Manifest
 from simpro_fast.errors import UserError
+from simpro_fast.files import replacing
 
 
 def square(path: Path, size: int) -> np.ndarray:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from simpro_fast.data.atomic import replacing
 from simpro_fast.data.image_files import OK, Facts, check_file
 from simpro_fast.data.in_order import in_order
 from simpro_fast.data.manifest import SPLITS, Manifest, Row
 from simpro_fast.errors import UserError
+from simpro_fast.files import replacing
 
 CACHE_NAME = ".prepare_cache.csv"
 _CACHE_COLUMNS = ("path", "size", "mtime_ns", "width", "height", "bytes", "sha256", "status")

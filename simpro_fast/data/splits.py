@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -23,6 +20,7 @@ from simpro_fast.config.schema import DataConfig
 from simpro_fast.data.counts import wanted_counts
 from simpro_fast.data.sources import ArrayDataset
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.files import replacing
 
 JSON_NAME = "split.json"
 NPZ_NAME = "split.npz"
@@ -136,9 +134,9 @@ def save_split(split: Split, run_dir: Path, dataset: ArrayDataset | None = None)
         "overlap": split.overlap,
         "hash": split.hash(),
     }
-    with _replacing(run_dir / NPZ_NAME) as file:
+    with replacing(run_dir / NPZ_NAME) as file:
         np.savez(file, **arrays)
-    with _replacing(run_dir / JSON_NAME) as file:
+    with replacing(run_dir / JSON_NAME) as file:
         file.write((json.dumps(description, indent=1) + "\n").encode())
 
 
@@ -293,7 +291,9 @@ def _split_from_file(data: DataConfig, path: Path, dataset: ArrayDataset) -> Spl
     if dataset.test_labels is None:
         for name in ("labeled", "unlabeled"):
             _refuse_shared(path, lists[name], test, f"{name} and test", "another list")
-    split = _with_counts(labeled, unlabeled, test, dataset, data.overlap)
+    same_pool = dataset.unlabeled_images is None
+    overlap = same_pool and len(np.intersect1d(labeled, unlabeled)) > 0
+    split = _with_counts(labeled, unlabeled, test, dataset, overlap)
     if 0 in split.labeled_counts and not data.allow_empty_classes:
         k = split.labeled_counts.index(0)
         raise UserError(
@@ -311,6 +311,9 @@ def _refuse_shared(path: Path, a: np.ndarray, b: np.ndarray, names: str, cure: s
         )
 
 
+_BROKEN_FILE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
+
+
 def _read_lists(path: Path) -> dict[str, np.ndarray]:
     """The int64 lists of an npz file; nothing in it is unpickled."""
     try:
@@ -318,7 +321,7 @@ def _read_lists(path: Path) -> dict[str, np.ndarray]:
             lists = {name: np.asarray(file[name]) for name in _LISTS if name in file}
     except FileNotFoundError:
         raise UserError(f"{path}: no such split file") from None
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile) as error:
+    except (*_BROKEN_FILE, TypeError, AttributeError) as error:
         raise UserError(
             f"{path}: not an npz file of index lists ({type(error).__name__})"
         ) from None
@@ -332,19 +335,3 @@ def _read_lists(path: Path) -> dict[str, np.ndarray]:
                 "integers"
             )
     return {name: indices.astype(np.int64) for name, indices in lists.items()}
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write to a temporary file beside `path`; on success it takes the place of `path`."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".split-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes it private
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise

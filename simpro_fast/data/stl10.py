@@ -14,9 +14,9 @@ import numpy as np
 from PIL import Image
 
 from simpro_fast.config.schema import DataConfig
-from simpro_fast.data.atomic import replacing
 from simpro_fast.data.dataset import ArrayDataset, checked_labels, reading
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.files import replacing
 
 logger = logging.getLogger(__name__)
 

@@ -26,10 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         run = load_run(options.run)
         other = load_run(options.compare) if options.compare else None
+        if other and other.summary["class_names"] != run.summary["class_names"]:
+            raise UserError(f"{options.compare} has other classes than {options.run}")
         print_summary(run.summary, compare=other.summary if other else None)
         for path in write_report(options.run, compare=options.compare):
             print(f"figure {path}")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        print(f"error: {error}; check the path and its permissions", file=sys.stderr)
+        return 1
     return 0

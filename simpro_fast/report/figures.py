@@ -59,7 +59,11 @@ class ViewsSheet:
 
 
 def write_report(
-    run_dir: Path, views: ViewsSheet | None = None, compare: Path | None = None
+    run_dir: Path,
+    views: ViewsSheet | None = None,
+    compare: Path | None = None,
+    *,
+    summary: dict[str, Any] | None = None,
 ) -> list[Path]:
     """Draw a finished run into `run_dir/report/`.
 
@@ -67,6 +71,7 @@ def write_report(
         run_dir: the run directory, with `summary.json` and `metrics.jsonl`.
         views: images for a sheet of weak and strong views.
         compare: a second run on the same split, drawn beside the first.
+        summary: of the run, where it is not written yet.
 
     Returns:
         paths of the PNG files, in reading order.
@@ -75,7 +80,7 @@ def write_report(
         UserError: matplotlib is missing, or a run is unfinished or damaged.
     """
     context = _import_matplotlib()
-    runs = [load_run(run_dir)] + ([load_run(compare)] if compare is not None else [])
+    runs = [load_run(run_dir, summary)] + ([load_run(compare)] if compare is not None else [])
     labels = run_labels(runs[0].summary, runs[1].summary if len(runs) > 1 else None)
     folder = run_dir / "report"
     folder.mkdir(exist_ok=True)

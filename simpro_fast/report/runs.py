@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 
 from simpro_fast.errors import UserError
+from simpro_fast.files import read_json
 
+# Keys without which there is nothing to show.
+NEEDED = {"name", "seed", "method", "steps", "top1", "per_class", "class_names", "pi_u"}
 METHOD_TITLES = {"simpro": "SimPro", "fixmatch": "FixMatch"}
 
 
@@ -29,19 +32,21 @@ class Run:
         return np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
 
 
-def load_run(run_dir: Path) -> Run:
-    """Read `summary.json` and `metrics.jsonl` of a finished run.
+def load_run(run_dir: Path, summary: dict[str, Any] | None = None) -> Run:
+    """Read `summary.json` (unless given) and `metrics.jsonl` of a finished run.
 
     Raises:
         UserError: a file is missing (the run is not finished) or damaged.
     """
     summary_path = run_dir / "summary.json"
+    if summary is not None:
+        return Run(run_dir, summary, read_metrics(run_dir / "metrics.jsonl"))
     if not summary_path.is_file():
         raise UserError(f"{run_dir}: no summary.json, so there is no finished run to report on")
-    try:
-        summary = json.loads(summary_path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{summary_path}: damaged ({error})") from None
+    summary = read_json(summary_path)
+    missing = sorted(NEEDED - set(summary))
+    if missing:
+        raise UserError(f"{summary_path} is damaged ({', '.join(missing)} missing)")
     return Run(run_dir, summary, read_metrics(run_dir / "metrics.jsonl"))
 
 
@@ -49,15 +54,18 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The objects of a metrics file; a last line cut short by a killed run is left out."""
     if not path.is_file():
         raise UserError(f"{path}: no such file")
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except json.JSONDecodeError:
             if number == len(lines):
                 break
             raise UserError(f"{path}: line {number} is not JSON") from None
+        if not isinstance(row, dict) or "step" not in row:
+            raise UserError(f"{path}: line {number} is not a row of metrics")
+        rows.append(row)
     return rows
 
 

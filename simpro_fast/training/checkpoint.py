@@ -68,7 +68,8 @@ def save_checkpoint(folder: Path, state: dict[str, Any], keep: int) -> Path:
             "Free disk space and start again to resume"
         ) from error
     for old in list_checkpoints(folder)[keep:]:
-        old.unlink(missing_ok=True)
+        if old != path:
+            old.unlink(missing_ok=True)
     return path
 
 
@@ -95,6 +96,17 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         found = state.get("format") if isinstance(state, dict) else type(state).__name__
         raise UserError(f"checkpoint {path} has format {found}, this version reads {FORMAT}")
     return state
+
+
+def check_keys(path: Path, state: dict[str, Any], wanted: set[str]) -> None:
+    """Refuse a checkpoint that lacks a part of the state.
+
+    Raises:
+        UserError: naming the missing keys.
+    """
+    missing = sorted(wanted - set(state))
+    if missing:
+        raise UserError(f"checkpoint {path} lacks {', '.join(missing)}; it was not written by us")
 
 
 def newest_whole(folder: Path) -> tuple[Path, dict[str, Any]] | None:

@@ -1,11 +1,10 @@
-"""The end of a run: summary, exported model, report; and the event files along the way."""
+"""The end of a run: summary, exported model, report."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
 import resource
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,9 +13,10 @@ from safetensors.torch import save_file
 from simpro_fast.config import Config
 from simpro_fast.errors import UserError
 from simpro_fast.evaluation import many_medium_few
+from simpro_fast.files import write_json
 from simpro_fast.report.figures import write_report
 from simpro_fast.report.terminal import print_summary
-from simpro_fast.training.run_dir import machine, write_json
+from simpro_fast.training.run_dir import machine
 from simpro_fast.training.sheet import views_sheet
 
 if TYPE_CHECKING:
@@ -42,29 +42,6 @@ def check_report_packages(config: Config) -> None:
             )
 
 
-class Board:
-    """TensorBoard events of the scalars in a metrics row; without a folder it does nothing."""
-
-    def __init__(self, folder: Path | None, purge_step: int = 0) -> None:
-        self._writer: Any = None
-        if folder is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge_step)
-
-    def write(self, row: dict[str, Any]) -> None:
-        if self._writer is not None:
-            for key, value in row.items():
-                if isinstance(value, float):
-                    self._writer.add_scalar(key, value, row["step"])
-            self._writer.flush()
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-
 def peak_memory_mib(device: torch.device) -> float:
     """Largest memory so far: of the GPU where there is one, else of the process."""
     if device.type == "cuda":
@@ -77,11 +54,12 @@ def finish_run(trainer: Trainer) -> dict[str, Any]:
     summary = summarise(trainer)
     if trainer.write and trainer.ranks.is_main:
         export_model(trainer)
-        write_json(trainer.run.summary, summary)
         print_summary(summary)
         if trainer.config.log.figures:
-            for path in write_report(trainer.run.path, views=views_sheet(trainer)):
+            for path in write_report(trainer.run.path, views_sheet(trainer), summary=summary):
                 logger.info("figure %s", path)
+        # Last, since its presence says that the run is finished.
+        write_json(trainer.run.summary, summary)
         logger.info("summary %s", trainer.run.summary)
     trainer.ranks.barrier()
     return summary

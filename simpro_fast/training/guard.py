@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,22 @@ class NonFiniteLossError(UserError):
     def __init__(self, step: int, hint: str = "") -> None:
         super().__init__(f"the loss of step {step} is not finite{hint}")
         self.step = step
+
+
+def refuse_non_finite(state: dict[str, Any], step: int) -> None:
+    """Keep a checkpoint clean: an overflow of the gradient can spoil weights under a finite loss.
+
+    Raises:
+        UserError: a weight or an average of `state` (see `Trainer.state`) is NaN or infinite.
+    """
+    for part in ("model", "ema"):
+        floating = [t for t in state[part].values() if t.is_floating_point()]
+        norms = torch.stack(torch._foreach_norm(floating, torch.inf))
+        if not bool(torch.isfinite(norms).all()):
+            raise UserError(
+                f"after step {step} a weight ({part}) is not finite; nothing was saved, earlier "
+                "checkpoints are kept. Lower optim.lr or set optim.grad_clip"
+            )
 
 
 class FiniteGuard:

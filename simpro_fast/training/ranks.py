@@ -49,6 +49,14 @@ class Ranks:
             for tensor in module.state_dict().values():
                 dist.broadcast(tensor, src=0)
 
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """The vectors [n] of all ranks as rows of a matrix [world_size, n], on every rank."""
+        if self.world_size == 1:
+            return values[None].clone()
+        rows = [torch.empty_like(values) for _ in range(self.world_size)]
+        dist.all_gather(rows, values.contiguous())
+        return torch.stack(rows)
+
     def agree_on(self, what: str, digest: str) -> None:
         """Raise on every rank unless all ranks hold the same hexadecimal digest."""
         if self.world_size == 1:
@@ -90,7 +98,12 @@ def check_launch(config: Config) -> None:
     Raises:
         ConfigError: naming both numbers, or the missing device.
     """
-    world = world_size_from_environment()
+    world, rank = world_size_from_environment(), rank_from_environment()
+    if world < 1 or not 0 <= rank < world:
+        raise ConfigError(
+            f"RANK={rank} of WORLD_SIZE={world} in the environment is impossible; "
+            "start through deepspeed or torchrun, or unset both"
+        )
     expected = config.distributed.expect_world_size
     if expected is not None and expected != world:
         raise ConfigError(
@@ -104,6 +117,11 @@ def check_launch(config: Config) -> None:
         raise ConfigError(
             f"data.batch_size={batch} does not divide over {world} ranks; "
             f"the nearest that do: {nearest}"
+        )
+    if config.distributed.sync_bn is False and world > 1:
+        raise ConfigError(
+            f"distributed.sync_bn=false would train another network on each of the {world} ranks; "
+            "use true or average_buffers"
         )
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda: no CUDA device is visible; use device=cpu or device=auto")
@@ -119,7 +137,8 @@ def start_ranks(config: Config) -> Ranks:
     """Choose the device, set threads, create the process group. Call once, after `check_launch`."""
     world, rank = world_size_from_environment(), rank_from_environment()
     local_rank = _number("LOCAL_RANK", 0)
-    local_world = _number("LOCAL_WORLD_SIZE", world)
+    # torchrun and the deepspeed launcher name it differently.
+    local_world = _number("LOCAL_WORLD_SIZE", _number("LOCAL_SIZE", world))
     use_cuda = config.device != "cpu" and torch.cuda.is_available()
     if use_cuda and local_rank >= torch.cuda.device_count():
         raise UserError(

@@ -8,10 +8,16 @@ from typing import Any
 
 from simpro_fast.config import Config, flatten, load_config, parse_config
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.training.checkpoint import check_keys
 from simpro_fast.training.ranks import Ranks
 from simpro_fast.training.run_dir import RunDirectory
 
 logger = logging.getLogger(__name__)
+
+STATE_KEYS = {
+    *("step", "model", "optimizer", "ema", "method", "accumulators"),
+    *("top1", "seconds", "fingerprint", "config"),
+}
 
 # What may differ between the run that saved a checkpoint and the one that goes on from it.
 MAY_CHANGE = (
@@ -34,6 +40,7 @@ def check_same_run(
         UserError: the data or the split differ.
         ConfigError: lists the keys that differ and may not.
     """
+    check_keys(path, state, STATE_KEYS)
     for what, digest in fingerprint.items():
         saved = state["fingerprint"][what]
         if saved != digest:
@@ -43,6 +50,11 @@ def check_same_run(
             )
     before = parse_config(state["config"])
     _refuse_changes(path, before, config)
+    if state["step"] > config.train.steps:
+        raise ConfigError(
+            f"{path} is at step {state['step']}, beyond train.steps={config.train.steps}; "
+            "raise train.steps, or resume from an earlier checkpoint by its path"
+        )
     if before.train.steps != config.train.steps:
         logger.warning(
             "train.steps changes from %d to %d: the learning rate follows the new length",
@@ -63,7 +75,12 @@ def is_finished(config: Config, ranks: Ranks) -> bool:
     summary = run.read_summary()
     if summary is None or summary["steps"] < config.train.steps:
         return False
-    _refuse_changes(run.path, load_config(run.path / "config.yaml"), config)
+    saved = run.path / "config.yaml"
+    try:
+        before = load_config(saved)
+    except ConfigError as error:
+        raise ConfigError(f"{saved}: {error}; move the run directory away") from None
+    _refuse_changes(run.path, before, config)
     if ranks.is_main:
         top1 = summary["top1"]
         measured = "nothing measured" if top1 is None else f"top-1 {top1:.2f} %"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-import os
+import logging
 import platform
 import subprocess
 import sys
@@ -15,7 +14,12 @@ from typing import Any
 import torch
 
 from simpro_fast.config import Config, dump_config
+from simpro_fast.errors import UserError
+from simpro_fast.files import finite, read_json, write_atomically, write_json
+from simpro_fast.training.checkpoint import list_checkpoints, step_of
 from simpro_fast.training.ranks import Ranks, cpu_cores
+
+logger = logging.getLogger(__name__)
 
 _PACKAGES = (
     "simpro_fast",
@@ -27,33 +31,6 @@ _PACKAGES = (
     "numpy",
     "pydantic",
 )
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text`, or leave it as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Strict JSON: a number that is not finite becomes null."""
-    write_atomically(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
-
-
-def finite(value: Any) -> Any:
-    """The same structure with null for every number that is not finite."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value
 
 
 class RunDirectory:
@@ -69,10 +46,15 @@ class RunDirectory:
         return not self.path.exists() or not any(self.path.iterdir())
 
     def read_summary(self) -> dict[str, Any] | None:
+        """The summary of a finished run, or None; a damaged one is named and counts as none."""
         if not self.summary.is_file():
             return None
-        loaded: dict[str, Any] = json.loads(self.summary.read_text(encoding="utf-8"))
-        return loaded
+        try:
+            summary = read_json(self.summary)
+        except UserError as error:
+            logger.warning("%s: the run counts as unfinished", error)
+            return None
+        return summary if isinstance(summary.get("steps"), int) else None
 
     def start(self, config: Config, ranks: Ranks, facts: dict[str, Any]) -> None:
         """Write the configuration and the environment."""
@@ -83,19 +65,26 @@ class RunDirectory:
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite(row), allow_nan=False) + "\n")
 
-    def cut_metrics(self, step: int) -> None:
-        """Drop rows later than `step` and a line that was cut short: they are made again."""
+    def cut(self, step: int) -> None:
+        """Put aside whatever was made after `step`: it is made again, perhaps differently."""
+        self.summary.unlink(missing_ok=True)
+        for path in list_checkpoints(self.checkpoints):
+            if step_of(path) > step:
+                logger.info("%s is later than step %d: put aside", path, step)
+                path.replace(path.with_suffix(".abandoned"))
         if not self.metrics.is_file():
             return
         kept = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+        lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+        for number, line in enumerate(lines, start=1):
             try:
-                row = json.loads(line)
-            except json.JSONDecodeError:
-                break
-            if row["step"] > step:
-                break
-            kept.append(line + "\n")
+                later = json.loads(line)["step"] > step
+            except (ValueError, TypeError, KeyError):
+                if number < len(lines):  # a killed run leaves at most its last line cut short
+                    logger.warning("%s: line %d is damaged and left out", self.metrics, number)
+                continue
+            if not later:
+                kept.append(line + "\n")
         write_atomically(self.metrics, "".join(kept))
 
 

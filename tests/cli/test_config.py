@@ -27,6 +27,10 @@ def test_scalars_follow_yaml_1_2(file: Path) -> None:
     assert config.data.root is None
 
 
+def test_home_is_expanded(file: Path) -> None:
+    assert load_config(file, ["output_dir=~/runs"]).output_dir == Path.home() / "runs"
+
+
 def test_dump_reads_back(file: Path) -> None:
     config = load_config(file, ["data.root=/x", "method.alpha=0.5", "seed=7"])
     assert parse_config(yaml.safe_load(dump_config(config))) == config
@@ -51,7 +55,10 @@ def test_dump_reads_back(file: Path) -> None:
         ("data.gamma_labeled=0.5", ["data.gamma_labeled"]),
         ("train.precision=bf61", ["bf61", "'bf16'"]),
         ("method=3", ["method=3"]),
-        ("name=../x y", ["name"]),
+        ("name='x y'", ["name"]),
+        ("name=../up", ["name", ".."]),
+        ("optim.warmup_steps=50000", ["optim.warmup_steps=50000", "train.steps=43000"]),
+        ("data.mu=1000000", ["data.mu", "1000"]),
         ("seed", ["seed", "key.sub=value"]),
         ("seed.deep=1", ["seed"]),
     ],
@@ -63,6 +70,21 @@ def test_refusals(file: Path, override: str, parts: list[str]) -> None:
     assert "\n" not in message
     for part in parts:
         assert part in message
+
+
+def test_numbers_are_decimal_and_empty_sections_change_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("name: t\noptim:\nseed: 010\n")
+    config = load_config(path, ["optim.lr=1"])
+    assert (config.seed, config.optim.lr) == (10, 1.0)
+
+
+@pytest.mark.parametrize("text", ["1e-3", "010", "on", "null", "~", "1_0"])
+def test_dump_quotes_what_looks_like_something_else(tmp_path: Path, text: str) -> None:
+    config = parse_config({"name": "t", "output_dir": text, "data": {"root": text}})
+    path = tmp_path / "c.yaml"
+    path.write_text(dump_config(config))
+    assert load_config(path) == config
 
 
 def test_impossible_combination_names_both_keys(file: Path) -> None:
@@ -93,6 +115,8 @@ def test_base_is_merged_and_the_file_wins(tmp_path: Path) -> None:
         ("name: [\n", "not valid YAML"),
         ("name: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
         ("seed: 2\n", "'name' is missing"),
+        ("1: 2\nname: t\n", "line 1: key 1 is not a name"),
+        ("? [a, b]\n: 1\n", "is not a name"),
     ],
 )
 def test_bad_files(tmp_path: Path, text: str, match: str) -> None:

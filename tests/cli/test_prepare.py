@@ -265,7 +265,7 @@ def test_leftovers_of_a_killed_process_are_removed(root: Path) -> None:
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from simpro_fast.data.atomic import replacing\n"
+        "from simpro_fast.files import replacing\n"
         "with replacing(Path(sys.argv[1])) as file:\n"
         "    file.write(b'half')\n"
         "    file.flush()\n"

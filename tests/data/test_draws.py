@@ -20,7 +20,6 @@ from simpro_fast.data.draws import (
     ViewDraws,
     ViewSettings,
     raw_words,
-    stream_seed,
     view_draws,
 )
 
@@ -95,9 +94,8 @@ def test_seed_stream_step_and_view_change_everything() -> None:
     ]
     for other in others:
         assert not np.isin(other, base).any()
-    seeds = {stream_seed(seed, stream) for seed in range(50) for stream in Stream}
-    assert len(seeds) == 50 * len(Stream)
-    assert all(0 <= seed < 2**63 for seed in seeds)
+    first = {int(raw_words(seed, stream, 0, count=1)[0]) for seed in range(50) for stream in Stream}
+    assert len(first) == 50 * len(Stream)
 
 
 @pytest.mark.parametrize(

@@ -301,7 +301,7 @@ def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> No
     code = (
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from simpro_fast.data.atomic import replacing\n"
+        "from simpro_fast.files import replacing\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try:\n"

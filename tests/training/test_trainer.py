@@ -20,9 +20,11 @@ from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.training.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.training.guard import NonFiniteLossError
 from simpro_fast.training.ranks import start_ranks
+from simpro_fast.training.resume import is_finished
 from simpro_fast.training.trainer import Trainer
 
 MakeConfig = Callable[..., Config]
+NAME = "step_%09d.pt"
 
 
 def train(config: Config, **arguments: Any) -> dict[str, Any]:
@@ -63,12 +65,14 @@ def test_train_step_is_short_and_three_hops_from_the_entry() -> None:
 def test_interrupted_run_equals_the_unbroken_one(
     tiny: MakeConfig, tmp_path: Path, engine: str, optimizer: str
 ) -> None:
-    """Stopped after step 8 of periods of 5, so in the middle of one (cases 26 and 29)."""
+    """Stopped after step 8 of periods of 3, so in the middle of one (cases 26 and 29)."""
     changes = {
         "distributed.engine": engine,
         "optim.name": optimizer,
         "optim.lr": 0.05 if optimizer == "sgd" else 0.002,
         "train.ema_warmup": True,
+        "train.period": 3,
+        "evaluate.every": 2,
     }
     unbroken = tiny({**changes, "output_dir": str(tmp_path / "a")})
     train(unbroken)
@@ -76,7 +80,7 @@ def test_interrupted_run_equals_the_unbroken_one(
     first = Trainer(broken, start_ranks(broken))
     for _ in range(8):
         first.train_step()
-        if first.step % 5 == 0:
+        if first.step % 3 == 0:
             first._finish_period(last=False)
     first.save()
     first.train_step()  # lost work after the checkpoint
@@ -132,6 +136,96 @@ def test_finished_run_stays_as_it_is(tiny: MakeConfig) -> None:
     before = (config.run_dir / "metrics.jsonl").read_text()
     train(config)
     assert (config.run_dir / "metrics.jsonl").read_text() == before
+
+
+def test_resume_from_an_older_checkpoint_puts_the_later_ones_aside(tiny: MakeConfig) -> None:
+    changes = {"checkpoint.every": 2, "checkpoint.keep": 6}
+    config = tiny(changes)
+    train(config)
+    folder = config.run_dir / "checkpoints"
+    branch = tiny({**changes, "checkpoint.keep": 2, "checkpoint.resume": str(folder / (NAME % 4))})
+    trainer = Trainer(branch, start_ranks(branch))
+    assert not (config.run_dir / "summary.json").exists()
+    for _ in range(3):
+        trainer.train_step()
+    trainer.save()
+    trainer.close()
+    assert [p.name for p in list_checkpoints(folder)] == [NAME % 7, NAME % 4]
+    again = Trainer(config, start_ranks(config))
+    again.close()
+    assert again.step == 7
+
+
+def test_shorter_run_than_its_checkpoint_is_refused(tiny: MakeConfig) -> None:
+    train(tiny())
+    with pytest.raises(ConfigError, match=r"step 12, beyond train\.steps=8"):
+        train(tiny({"train.steps": 8}))
+
+
+def test_top1_stands_only_in_evaluated_periods(tiny: MakeConfig) -> None:
+    config = tiny({"train.period": 2, "evaluate.every": 3})
+    train(config)
+    assert [row["step"] for row in rows(config) if row["top1"] is not None] == [6, 12]
+
+
+def test_spoiled_weights_are_never_saved(tiny: MakeConfig) -> None:
+    """A gradient that overflows under a finite loss: the last good checkpoint stays good."""
+    config = tiny()
+    trainer = Trainer(config, start_ranks(config))
+    for _ in range(3):
+        trainer.train_step()
+    trainer.save()
+    with torch.no_grad():
+        next(trainer.model.parameters()).fill_(torch.inf)
+    trainer.step += 1
+    with pytest.raises(UserError, match=r"not finite; nothing was saved"):
+        trainer.save()
+    trainer.close()
+    assert final_state(config)["step"] == 3
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"steps": "x"}', "\xff"])
+def test_damaged_summary_counts_as_unfinished(tiny: MakeConfig, damage: str) -> None:
+    config = tiny()
+    train(config)
+    (config.run_dir / "summary.json").write_bytes(damage.encode("latin1"))
+    assert not is_finished(config, start_ranks(config))
+    assert train(config)["steps"] == 12
+
+
+def test_damaged_metrics_line_is_named_and_the_rest_kept(
+    tiny: MakeConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = tiny({"train.period": 2})
+    train(config)
+    path = config.run_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    lines[1] = lines[1][:20]
+    path.write_text("\n".join(lines) + "\n")
+    train(config)
+    assert [row["step"] for row in rows(config)] == [2, 6, 8, 10, 12]
+    assert "line 2 is damaged" in caplog.text
+
+
+def test_failed_start_leaves_no_folder(tiny: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match=r"data\.shift=16"):
+        train(tiny({"data.shift": 16}))
+    assert not tiny().run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"data.sampling": "class_balanced", "data.sampling_power": 0.5},
+        {"data.strong_views": 3, "data.labeled_views": 1, "data.mu": 1},
+        {"optim.grad_clip": 0.1, "optim.warmup_steps": 3, "optim.name": "adamw", "optim.lr": 0.001},
+        {"method.recipe": "paper", "method.hard": True, "data.overlap": True},
+    ],
+)
+def test_options_train_end_to_end(tiny: MakeConfig, changes: dict[str, Any]) -> None:
+    config = tiny(changes)
+    train(config)
+    assert all(math.isfinite(row["loss"]) for row in rows(config))
 
 
 def test_resume_none_refuses_a_used_directory(tiny: MakeConfig) -> None:

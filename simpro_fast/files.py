@@ -1,14 +1,16 @@
-"""Files that are whole or absent, whatever happens while they are written."""
+"""Small files, written whole and read with one-line errors."""
 
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from simpro_fast.errors import UserError
 
@@ -45,3 +47,40 @@ def _cure(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"{reason}; free some space or choose another folder"
     return f"{reason}; check the folder and its permissions"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` in UTF-8, or leave it as it was. Raises as `replacing` does."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Strict JSON: a number that is not finite becomes null."""
+    write_atomically(path, json.dumps(finite(value), indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        UserError: it cannot be read or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error})") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is damaged (a JSON object is missing)")
+    return value
+
+
+def finite(value: Any) -> Any:
+    """The same structure with null for every number that is not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
