@@ -15,7 +15,7 @@ setup: $(READY)
 $(READY): setup.py pyproject.toml
 	@echo "== set-up: $(VENV) with simpro_fast and its development tools (some minutes the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "simpro_fast needs Python 3.10 or newer")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel
 	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $(READY)
@@ -39,6 +39,7 @@ test-all: lint types
 bench: $(READY)
 	$(BIN)/python bench/bench_pseudo_label_cross_entropy.py
 	$(BIN)/python bench/bench_adjusted_cross_entropy.py
+	$(BIN)/python bench/bench_step.py
 
 kernel-report: $(READY)
 	$(BIN)/python bench/kernel_report.py

@@ -39,7 +39,7 @@ EXTRAS["dev"] = (
     ]
 )
 
-# configs/ and launch/ live at the top of the tree; inside a wheel they are data of simpro_fast.
+# configs/ lives at the top of the tree; inside a wheel it is data of simpro_fast.
 PACKAGES = [
     *find_packages(include=["simpro_fast", "simpro_fast.*"]),
     "simpro_kernels",
@@ -68,6 +68,7 @@ setup(
         "console_scripts": [
             "simpro-train = simpro_fast.cli:main",
             "simpro-prepare = simpro_fast.prepare:main",
+            "simpro-report = simpro_fast.report.command:main",
         ]
     },
 )

@@ -1,4 +1,7 @@
-"""A step's views from its recorded draws, without a pipeline: for reports and figures."""
+"""A step's views from its recorded draws, without a pipeline.
+
+For looking at the batch of a step whose loss was not finite: its draws are in the run directory.
+"""
 
 from __future__ import annotations
 
