@@ -3,12 +3,14 @@
     python bench/experiment.py fashion_mnist_lt                     # all ten; skips finished runs
     python bench/experiment.py fashion_mnist_lt --only reversed     # one row of the table
     python bench/experiment.py digits_lt --only reversed --seeds 1 2 3
+    python bench/experiment.py fashion_mnist_lt --balanced          # class-balanced labeled batches
     python bench/experiment.py fashion_mnist_lt --commit            # git commit after every run
     python bench/experiment.py fashion_mnist_lt --method simpro --threads 1    # beside another one
 
 Each run is `deepspeed launch/train.py --config <set>/<distribution>` and takes at most five minutes
 on two free cores. An interrupted run goes on from its checkpoint. Results are in
-bench/results/<set>.csv (one line per run), .md (table) and .png (figure).
+bench/results/<set>.csv (one line per run), .md (table) and .png (figure); with --balanced, which
+samples labeled images class by class (both methods) for 400 steps, in <set>_balanced.*.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from simpro_fast.files import write_atomically
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 DISTRIBUTIONS = ("consistent", "uniform", "reversed", "middle", "head_tail")
+BALANCED = ["data.sampling=class_balanced", "train.steps=400"]
 METHODS = {"simpro": "SimPro", "fixmatch": "FixMatch"}
 FIELDS = (
     "distribution",
@@ -51,9 +54,12 @@ FIELDS = (
 )
 
 
-def train(dataset: str, distribution: str, method: str, seed: int, threads: int | None) -> Path:
+def train(
+    dataset: str, distribution: str, method: str, seed: int, threads: int | None, balanced: bool
+) -> Path:
     """Train one cell of the table, or find it finished; returns the run directory."""
     name = f"{dataset}/{distribution}" + ("" if method == "simpro" else f"_{method}")
+    name += "_balanced" if balanced else ""
     command = [
         str(Path(sys.executable).parent / "deepspeed"),
         "--num_gpus=1",
@@ -64,6 +70,7 @@ def train(dataset: str, distribution: str, method: str, seed: int, threads: int 
         f"method.name={method}",
         f"seed={seed}",
         "log.progress=off",
+        *(BALANCED if balanced else []),
         *([f"train.threads={threads}", f"train.data_threads={threads}"] if threads else []),
     ]
     print(" ".join(command), flush=True)
@@ -198,25 +205,27 @@ def main() -> int:
     parser.add_argument("--only", choices=DISTRIBUTIONS, help="one distribution")
     parser.add_argument("--method", choices=list(METHODS), help="one method")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--balanced", action="store_true", help="class-balanced labeled batches")
     parser.add_argument("--threads", type=int, help="CPU threads of torch and of the data pipeline")
     parser.add_argument("--commit", action="store_true", help="git commit after every run")
     options = parser.parse_args()
     dataset = options.dataset
+    results = f"{dataset}_balanced" if options.balanced else dataset
     for distribution, method, seed in itertools.product(
         [options.only] if options.only else DISTRIBUTIONS,
         [options.method] if options.method else METHODS,
         options.seeds,
     ):
         cell = (distribution, method, str(seed))
-        rows = read_rows(dataset)
+        rows = read_rows(results)
         if any((r["distribution"], r["method"], str(r["seed"])) == cell for r in rows):
             print(f"{' '.join(cell)}: already in the results")
             continue
-        folder = train(dataset, distribution, method, seed, options.threads)
-        add_row(dataset, row(distribution, folder))
+        folder = train(dataset, distribution, method, seed, options.threads, options.balanced)
+        add_row(results, row(distribution, folder))
         if options.commit:
-            commit(dataset, f"Result: {dataset} {distribution}, {method}, seed {seed}")
-    print(table(read_rows(dataset)))
+            commit(results, f"Result: {results} {distribution}, {method}, seed {seed}")
+    print(table(read_rows(results)))
     return 0
 
 
