@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,28 @@ def test_three_launchers_give_the_same_losses(
     again = train_command("--config", str(saved), "name=again")
     assert again.returncode == 0, again.stderr
     assert [row["loss"] for row in metrics(tmp_path, "again")] == losses["python"]
+
+
+def test_two_ranks_through_the_launcher(
+    train_command: Run, config_file: Path, tmp_path: Path
+) -> None:
+    options = ["distributed.engine=deepspeed", "train.steps=2", "train.period=1"]
+    done = train_command(
+        *["--config", str(config_file), *options, "name=two", "distributed.expect_world_size=2"],
+        launcher=[str(BIN / "deepspeed"), "--num_gpus=2", f"--master_port={_free_port()}"],
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 rank(s)" in done.stdout
+    alone = train_command("--config", str(config_file), *options, "name=one")
+    assert alone.returncode == 0, alone.stderr
+    first = [metrics(tmp_path, name)[0]["loss"] for name in ("one", "two")]
+    assert first[1] == pytest.approx(first[0], rel=1e-5)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def test_second_start_says_that_the_run_is_finished(train_command: Run, config_file: Path) -> None:

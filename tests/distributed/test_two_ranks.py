@@ -73,18 +73,19 @@ def _close(a: Any, b: Any, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("engine", ["plain", "deepspeed"])
-def test_two_ranks_take_the_same_first_steps_as_one(
+def test_two_ranks_take_the_same_steps_as_one(
     tiny: MakeConfig, tmp_path: Path, engine: str
 ) -> None:
     """Synchronised batch norm and identical views: equal up to rounding (cases 20 and 33)."""
     changes = {"distributed.engine": engine, "model.activation": "silu"}
-    one = _one_rank(_dump(tiny({**changes, "name": "one"})), 2, tmp_path / "x")
-    two = run_ranks(_train, tmp_path, _dump(tiny({**changes, "name": "two"})), 2)
+    changes["train.period"] = 12  # the sums of the losses run over all ten steps
+    one = _one_rank(_dump(tiny({**changes, "name": "one"})), 10, tmp_path / "x")
+    two = run_ranks(_train, tmp_path, _dump(tiny({**changes, "name": "two"})), 10)
     mean = [(a + b) / 2 for a, b in zip(two[0]["losses"], two[1]["losses"], strict=True)]
     assert mean == pytest.approx(one["losses"], rel=1e-5)
     for part in ("model", "ema", "optimizer"):
-        _close(two[0][part], one[part], 1e-5)
-    _close(two[0]["accumulators"].sum(0), one["accumulators"].sum(0), 1e-5)
+        _close(two[0][part], one[part], 1e-4)
+    _close(two[0]["accumulators"].sum(0)[:20], one["accumulators"].sum(0)[:20], 1e-3)
 
 
 @pytest.mark.parametrize("sync_bn", [True, "average_buffers"])
@@ -131,11 +132,11 @@ def test_any_stage_goes_on_with_another_number_of_ranks(
     _close(more[0]["model"], further["model"], 1e-3)
 
 
-@pytest.mark.parametrize("ranks_after", [1, 2])
+@pytest.mark.parametrize("ranks_after", [1, 2, 4])
 def test_counts_of_the_unfinished_period_are_not_lost(
     tiny: MakeConfig, tmp_path: Path, ranks_after: int
 ) -> None:
-    """Two ranks, saved at step 7 of periods of 5, go on over the update at step 10 (case 26)."""
+    """Two ranks, saved at step 7 of periods of 5, go on past the update at 10 (cases 25, 26)."""
     changes = {"model.activation": "silu"}
     unbroken = _dump(tiny({**changes, "name": "unbroken"}))
     expected = run_ranks(_train, _folder(tmp_path, "u"), unbroken, 11)[0]
