@@ -268,7 +268,8 @@ class DistributedConfig(Section):
     engine: Literal["deepspeed", "plain"] = "deepspeed"
     zero_stage: Literal[0, 1, 2] = 0
     sync_bn: bool | Literal["average_buffers"] = True
-    """With several ranks: statistics over all ranks, or of each rank with averaged buffers."""
+    """With several ranks: statistics over all ranks (true), or of each rank with averaged buffers.
+    false is for one rank only: several would train different networks."""
     expect_world_size: int | None = Field(None, gt=0)
     """Refuse to start with another number of ranks."""
 
