@@ -168,8 +168,6 @@ class ImageLoader:
             outputs = self._pipe.run()
         return [torch.from_dlpack(output.as_tensor()) for output in outputs]
 
-    # ---- damaged files ----------------------------------------------------------------------
-
     def _recover(self, step: int, error: Exception) -> None:
         """Find the files that failed the step; leave them out and start again there, or raise."""
         reason = self._failure or failure_reason(error)
@@ -239,8 +237,6 @@ class ImageLoader:
             f"{self._paths[index]} is damaged, and so are {ATTEMPTS} {_KINDS[kind]} images drawn "
             "in its place; repair the data set"
         )
-
-    # ---- inputs of the pipeline -------------------------------------------------------------
 
     def _source(self) -> tuple[Any, ...]:
         """Inputs of the next step; the pipeline asks `data.prefetch` steps ahead."""

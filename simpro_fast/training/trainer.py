@@ -83,7 +83,6 @@ class Trainer:
         self.last_evaluation: Evaluation | None = None
         self.stopwatch = Stopwatch()
         self.board = Board(None)
-        self._saved: dict[str, Any] | None = None
         resumed_from = self._find_state() if write else None
         self.loader = self._build_loader(make_loader)
         if write:
@@ -91,8 +90,6 @@ class Trainer:
         self.progress = Progress(
             config.log.progress, config.train.steps, self.views_per_step, main=ranks.is_main
         )
-
-    # ---- the step -------------------------------------------------------------------------
 
     def train_step(self) -> None:
         """One iteration of Algorithm 1 on this rank's share of the global batch.
@@ -184,8 +181,6 @@ class Trainer:
             self.run.append_metrics(metrics)
             self.board.write(metrics)
 
-    # ---- building -------------------------------------------------------------------------
-
     def _agree(self) -> None:
         """All ranks must hold the same split, data and configuration before step 1."""
         digests = {
@@ -261,8 +256,6 @@ class Trainer:
             record_shapes=True,
         )
 
-    # ---- evaluation -----------------------------------------------------------------------
-
     def evaluate(self) -> Evaluation | None:
         """Top-1 of the EMA model on the test set: argmax f(x), no adjustment (the paper's rule).
 
@@ -290,8 +283,6 @@ class Trainer:
         """KL(true unlabeled distribution || estimate) in nats; None where the truth is unknown."""
         counts = self.split.unlabeled_counts
         return None if counts is None else kl_divergence(counts, self.method.normalised_pi_u())
-
-    # ---- checkpoints ----------------------------------------------------------------------
 
     def save(self) -> None:
         """Checkpoint of this step. Every rank calls it, since rank-local state is gathered.

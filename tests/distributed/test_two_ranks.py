@@ -148,7 +148,8 @@ def test_counts_of_the_unfinished_period_are_not_lost(
     for key in ("pi_u", "phi"):
         _close(found["method"][key], expected["method"][key], tolerance)
     _close(found["model"], expected["model"], 0.0 if ranks_after == 2 else 1e-2)
-    _close(found["accumulators"].sum(0), expected["accumulators"].sum(0), 0.05)
+    # The class counts; what follows them are the meter's sums, which grow with the ranks.
+    _close(found["accumulators"].sum(0)[:20], expected["accumulators"].sum(0)[:20], 0.05)
 
 
 def _folder(parent: Path, name: str) -> Path:
