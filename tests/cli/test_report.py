@@ -204,9 +204,13 @@ def test_unfinished_and_damaged_runs(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no summary\.json, so there is no finished run"):
         write_report(tmp_path)
     (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(UserError, match=r"summary\.json: damaged"):
+    with pytest.raises(UserError, match=r"summary\.json is damaged"):
         write_report(tmp_path)
-    (tmp_path / "summary.json").write_text("{}")
+    for text in ("{}", "[]", '{"steps": 3}'):
+        (tmp_path / "summary.json").write_text(text)
+        with pytest.raises(UserError, match=r"summary\.json is damaged .*missing"):
+            write_report(tmp_path)
+    (tmp_path / "summary.json").write_text(json.dumps(make_summary(4)))
     with pytest.raises(UserError, match=r"metrics\.jsonl: no such file"):
         write_report(tmp_path)
 

@@ -50,7 +50,7 @@ def test_a_failed_write_leaves_the_old_files(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(splits.np, "savez", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UserError, match="No space left"):
         save_split(split, tmp_path, dataset)
     assert load_split(tmp_path).hash() == split.hash()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["split.json", "split.npz"]
