@@ -19,6 +19,7 @@ from simpro_fast.training.engine import (
     PrecisionForward,
     load_model,
     load_optimizer_slots,
+    optimizer_slots,
 )
 from simpro_fast.training.optim import build_optimizer
 from simpro_fast.training.ranks import Ranks
@@ -104,11 +105,7 @@ class DeepSpeedEngine:
     def save(self) -> EngineState:
         model = self.module.state_dict()
         if self._zero_stage == 0:
-            slots = {
-                name: dict(self._torch_optimizer.state[parameter])
-                for name, parameter in self.module.named_parameters()
-                if parameter in self._torch_optimizer.state
-            }
+            slots = optimizer_slots(self._torch_optimizer, self.module)
         else:
             slots = self._gather_slots()
         return {"model": model, "optimizer": slots}

@@ -125,11 +125,7 @@ class PlainEngine:
         self.optimizer.zero_grad(set_to_none=True)
 
     def save(self) -> EngineState:
-        slots = {
-            name: dict(self.optimizer.state[parameter])
-            for name, parameter in self.module.named_parameters()
-            if parameter in self.optimizer.state
-        }
+        slots = optimizer_slots(self.optimizer, self.module)
         return {"model": self.module.state_dict(), "optimizer": slots}
 
     def load(self, state: EngineState) -> None:
@@ -163,6 +159,17 @@ def load_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:
             "use the configuration it was trained with"
         )
     model.load_state_dict(dict(state))
+
+
+def optimizer_slots(
+    optimizer: torch.optim.Optimizer, model: nn.Module
+) -> dict[str, dict[str, Any]]:
+    """What an unsharded optimizer keeps (momentum and the like), by parameter name."""
+    return {
+        name: dict(optimizer.state[parameter])
+        for name, parameter in model.named_parameters()
+        if parameter in optimizer.state
+    }
 
 
 def load_optimizer_slots(
