@@ -2,55 +2,36 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from simpro_fast.config import Config, dump_config
 from simpro_fast.data.loader import Loader, build_loader
 from simpro_fast.data.own_images import select
 from simpro_fast.data.sources import ArrayDataset, load_dataset
-from simpro_fast.data.splits import Split, make_split, save_split
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.data.splits import Split, make_split
+from simpro_fast.errors import UserError
 from simpro_fast.evaluation import Evaluation, evaluate, kl_divergence
 from simpro_fast.files import write_json
 from simpro_fast.methods import build_method, resolve_alpha
 from simpro_fast.models import WeightEMA, average_buffers, build_model, convert_sync_batch_norm
 from simpro_fast.training import finish
 from simpro_fast.training.board import Board
-from simpro_fast.training.checkpoint import (
-    find_checkpoint,
-    list_checkpoints,
-    save_checkpoint,
-)
+from simpro_fast.training.checkpoint import list_checkpoints, save_checkpoint
 from simpro_fast.training.engine import build_engine, require_compiler
 from simpro_fast.training.guard import FiniteGuard, NonFiniteLossError, refuse_non_finite
 from simpro_fast.training.meter import Meter, Stopwatch
 from simpro_fast.training.optim import learning_rate
 from simpro_fast.training.progress import Progress
 from simpro_fast.training.ranks import Ranks, cpu_cores
-from simpro_fast.training.resume import check_same_run
 from simpro_fast.training.run_dir import RunDirectory, git_commit
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass
-class History:
-    """What a run remembers of its evaluations, part of every checkpoint."""
-
-    top1: list[float]
-    """Of every evaluation so far, percent; the last 20 make `top1_mean_last20`."""
-    seconds: float
-    """Wall time of all processes that worked on this run."""
+from simpro_fast.training.state import History, collect_state, resume, start_run
 
 
 class Trainer:
@@ -83,10 +64,10 @@ class Trainer:
         self.last_evaluation: Evaluation | None = None
         self.stopwatch = Stopwatch()
         self.board = Board(None)
-        resumed_from = self._find_state() if write else None
+        resumed_from = resume(self) if write else None
         self.loader = self._build_loader(make_loader)
         if write:
-            self._start_run(resumed_from)
+            start_run(self, resumed_from)
         self.progress = Progress(
             config.log.progress, config.train.steps, self.views_per_step, main=ranks.is_main
         )
@@ -292,80 +273,11 @@ class Trainer:
         """
         if not self.write:
             return
-        state = self.state()
+        state = collect_state(self)
         refuse_non_finite(state, self.step)
         if self.ranks.is_main:
             save_checkpoint(self.run.checkpoints, state, self.config.checkpoint.keep)
         self.ranks.barrier()
-
-    def state(self) -> dict[str, Any]:
-        """Everything that training depends on, as tensors and plain types, equal on all ranks."""
-        return {
-            "step": self.step,
-            **self.engine.save(),
-            "ema": self.ema.state_dict(),
-            "method": self.method.state_dict(),
-            "accumulators": self.ranks.gather(torch.cat(self._accumulators())),
-            "top1": self.history.top1,
-            "seconds": self.history.seconds,
-            "fingerprint": self.fingerprint,
-            "config": self.config.model_dump(mode="json"),
-        }
-
-    def _accumulators(self) -> list[Tensor]:
-        """What this rank has counted since the last update of the priors, float64 vectors."""
-        return [self.method.labeled_count, self.method.unlabeled_mass, self.meter.sums]
-
-    def _find_state(self) -> Path | None:
-        """Restore the checkpoint that `checkpoint.resume` means; None for a fresh start."""
-        resume = self.config.checkpoint.resume
-        if resume == "none":
-            if not self.run.is_empty():
-                raise ConfigError(
-                    f"checkpoint.resume=none, but {self.run.path} is not empty; "
-                    "choose another name or output_dir, or resume=auto to go on"
-                )
-            return None
-        found = find_checkpoint(resume, self.run.checkpoints)
-        if found is None:
-            return None
-        path, state = found
-        check_same_run(path, state, self.config, self.fingerprint)
-        self._restore(state)
-        return path
-
-    def _start_run(self, resumed_from: Path | None) -> None:
-        """Write what a run starts with. Everything that can be refused has been by now."""
-        self.ranks.agree_on("step to resume from", f"{self.step:016x}")
-        if self.ranks.is_main:
-            if resumed_from is None:
-                logger.info("no checkpoint in %s: starting fresh", self.run.checkpoints)
-            else:
-                logger.info("resumed from %s at step %d", resumed_from, self.step)
-            self.run.start(self.config, self.ranks, {"alpha": self.alpha, **self.fingerprint})
-            save_split(self.split, self.run.path, self.dataset)
-            self.run.cut(self.step)
-            if self.config.log.tensorboard:
-                self.board = Board(self.run.path, purge_step=self.step)
-        self.ranks.barrier()
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        self.engine.load({"model": state["model"], "optimizer": state["optimizer"]})
-        self.ema.load_state_dict(state["ema"])
-        self.method.load_state_dict(state["method"])
-        # Each rank goes on with its own counts; among another number of ranks, rank 0 with all.
-        counts = state["accumulators"].to(self.ranks.device)
-        if len(counts) == self.ranks.world_size:
-            mine = counts[self.ranks.rank]
-        else:
-            mine = counts.sum(0) * (self.ranks.rank == 0)
-        accumulators = self._accumulators()
-        for target, saved in zip(
-            accumulators, mine.split([len(a) for a in accumulators]), strict=True
-        ):
-            target.copy_(saved)
-        self.step = state["step"]
-        self.history = History(list(state["top1"]), state["seconds"])
 
     def _explain(self, error: NonFiniteLossError) -> UserError:
         """The same error with what is needed to replay the step and to go on."""

@@ -14,6 +14,7 @@ from simpro_fast.config import Config, parse_config
 from simpro_fast.errors import ConfigError
 from simpro_fast.training.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.training.ranks import Ranks, start_ranks
+from simpro_fast.training.state import collect_state
 from simpro_fast.training.trainer import Trainer
 from tests.training.gloo_ranks import run_ranks
 
@@ -37,7 +38,7 @@ def _train(rank: int, world_size: int, tree: dict[str, Any], steps: int) -> dict
         if trainer.step % config.train.period == 0:
             trainer._finish_period(last=False)
     trainer.save()
-    state = trainer.state()
+    state = collect_state(trainer)
     trainer.close()
     return {"start": start, "losses": losses, **state}
 
