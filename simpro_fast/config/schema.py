@@ -98,6 +98,8 @@ class DataConfig(Section):
     labeled_fraction: float | None = Field(None, gt=0, lt=1)
     """Share of every class that is labeled, the rest is unlabeled (ImageNet); instead of
     `labeled_max` and `unlabeled_max`."""
+    classes: int | None = Field(None, gt=1, le=100_000)
+    """Of `name: synthetic` (made-up images for benches and machine checks); None: 10."""
     total_max: int | None = Field(None, gt=0)
     """With `labeled_fraction`: cut the classes to a long tail of ratio `gamma_labeled` first, this
     many images of the most frequent one; None: all images."""
@@ -183,6 +185,14 @@ class DataConfig(Section):
             if not 0 < low <= high or (largest and high > largest):
                 upper = f" <= {largest}" if largest else ""
                 raise ValueError(f"{key}=[{low:g}, {high:g}] must be 0 < low <= high{upper}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_classes(self) -> DataConfig:
+        if self.classes is not None and self.name != "synthetic":
+            raise ValueError(
+                f"classes is for name=synthetic; {self.name} knows its own, leave it out"
+            )
         return self
 
     @model_validator(mode="after")

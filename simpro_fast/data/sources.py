@@ -14,6 +14,7 @@ from simpro_fast.data.fashion_mnist import load_fashion_mnist
 from simpro_fast.data.small_imagenet import load_small_imagenet_1k, load_small_imagenet_127
 from simpro_fast.data.stl10 import load_stl10
 from simpro_fast.data.svhn import load_svhn
+from simpro_fast.data.synthetic import load_synthetic
 from simpro_fast.errors import ConfigError
 
 __all__ = ["ArrayDataset", "dataset_names", "load_dataset"]
@@ -92,4 +93,5 @@ _LOADERS: dict[str, Callable[[DataConfig], ArrayDataset]] = {
     "stl10": load_stl10,
     "small_imagenet_127": load_small_imagenet_127,
     "small_imagenet_1k": load_small_imagenet_1k,
+    "synthetic": load_synthetic,
 }

@@ -273,3 +273,27 @@ def test_cifar_batches_of_another_format(tmp_path: Path, content: dict, message:
     write_folder(tmp_path, CIFAR10, cifar10_members() | {"data_batch_1": python2_pickle(content)})
     with pytest.raises(UserError, match=rf"data_batch_1: .*{message}"):
         load_dataset(DataConfig(name="cifar10", root=tmp_path))
+
+
+# synthetic
+
+
+def test_synthetic_images_are_those_asked_for_and_always_the_same() -> None:
+    data = DataConfig(name="synthetic", classes=5, labeled_max=3, unlabeled_max=4, image_size=20)
+    dataset = load_dataset(data)
+    assert dataset.images.shape == (35, 20, 20, 3)
+    assert np.bincount(dataset.labels).tolist() == [7] * 5
+    assert dataset.test_images is not None and len(dataset.test_images) == 50
+    assert dataset.fingerprint() == load_dataset(data).fingerprint()
+    assert len(np.unique(dataset.images, axis=0)) == 35
+    # A class is nearer to its own mean image than to another's.
+    means = dataset.images.reshape(5, 7, -1).mean(1)
+    distances = ((dataset.test_images.reshape(50, 1, -1) - means[None]) ** 2).sum(2)
+    assert (distances.argmin(1) == dataset.test_labels).all()
+
+
+def test_classes_are_for_synthetic_images_alone() -> None:
+    with pytest.raises(ValueError, match="classes is for name=synthetic"):
+        DataConfig(name="digits", classes=10)
+    with pytest.raises(ConfigError, match="labeled_fraction=null"):
+        load_dataset(DataConfig(name="synthetic", labeled_fraction=0.1))
