@@ -256,12 +256,27 @@ class TrainConfig(Section):
     """Autocast of the forward pass; weights, buffers, EMA, priors and loss stay float32."""
     compile: Literal["none", "default"] = "none"
     """torch.compile of the model."""
+    weak_forward: Literal["concat", "no_grad"] = "concat"
+    """`concat`: one pass over all views, as published; `no_grad`: the weak views first and without
+    a backward pass, which changes what batch norm sees (docs/performance.md)."""
+    strong_forward: Literal["all", "confident"] = "all"
+    """`confident`: only the strong views of images that pass the threshold (needs
+    weak_forward=no_grad; docs/performance.md)."""
     threads: int | None = Field(None, gt=0, le=1024)
     """CPU threads of torch per rank; None: the cores divided by the local ranks."""
     data_threads: int | None = Field(None, gt=0, le=1024)
     """CPU threads of the data pipeline per rank; None: as `threads`."""
     profile: bool = False
     """Write a torch profiler trace of a few steps into the run directory."""
+
+    @model_validator(mode="after")
+    def _check_forward(self) -> TrainConfig:
+        if self.strong_forward == "confident" and self.weak_forward != "no_grad":
+            raise ValueError(
+                "strong_forward=confident needs the weak views' logits before the strong views "
+                "run; set weak_forward=no_grad"
+            )
+        return self
 
 
 class EvaluateConfig(Section):

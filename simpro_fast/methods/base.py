@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 import torch.distributed as dist
 from simpro_kernels import adjusted_cross_entropy, pseudo_label_cross_entropy
+from simpro_kernels.pseudo_label_cross_entropy.op import PseudoLabelLoss
 from torch import Tensor
 
 from simpro_fast.methods.output import MethodOutput
@@ -18,7 +20,7 @@ Impl = Literal["auto", "triton", "eager", "compile"]
 class PseudoLabelMethod(PriorTracker):
     """A labeled cross entropy plus a masked one towards pseudo-labels of the weak views.
 
-    Subclasses choose the logit adjustments. Arguments as in `SimPro`.
+    Subclasses choose the logit adjustments, which are all they differ in. Arguments as in `SimPro`.
     """
 
     def __init__(
@@ -45,29 +47,40 @@ class PseudoLabelMethod(PriorTracker):
         self.hard = hard
         self.impl: Impl = impl
 
-    def _step(
+    def adjustments(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """What is added to the logits of weak views, and of labeled and strong ones: [K] or None.
+
+        Args:
+            dtype: float32 or float64, of the result.
+        """
+        raise NotImplementedError
+
+    def forward(
         self,
         logits_labeled: Tensor,
         targets: Tensor,
         logits_weak: Tensor,
         logits_strong: Tensor,
-        log_prior_weak: Tensor | None,
-        log_prior_strong: Tensor | None,
     ) -> MethodOutput:
+        """Loss of one step; in training mode the step's class counts are accumulated.
+
+        Args:
+            logits_labeled: float [L*B, K], view-major (row l*B + i belongs to targets[i]).
+            targets: int64 [B].
+            logits_weak: float [N, K]; no gradient flows into it.
+            logits_strong: float [V*N, K], view-major.
+
+        Returns:
+            MethodOutput; the losses are float32, or float64 for float64 logits.
+        """
         self._check_shapes(logits_labeled, targets, logits_weak, logits_strong)
         logits_weak = logits_weak.detach()
+        log_prior_weak, log_prior_strong = self.adjustments(_prior_dtype(logits_weak))
         labeled = adjusted_cross_entropy(
             logits_labeled, targets, log_prior_strong, reduction="mean", impl=self.impl
         )
-        unlabeled = pseudo_label_cross_entropy(
-            logits_weak,
-            logits_strong,
-            log_prior_weak,
-            log_prior_strong,
-            self.threshold,
-            hard=self.hard,
-            reduction="mean",
-            impl=self.impl,
+        unlabeled = self._pseudo_label_loss(
+            logits_weak, logits_strong, log_prior_weak, log_prior_strong
         )
         if self.training:
             self.accumulate(targets, unlabeled.class_mass)
@@ -81,6 +94,41 @@ class PseudoLabelMethod(PriorTracker):
             class_mass=unlabeled.class_mass,
             mask=unlabeled.mask,
             pseudo_labels=scores.argmax(dim=1),
+        )
+
+    @torch.no_grad()
+    def confident(self, logits_weak: Tensor) -> Tensor:
+        """The images whose strong views `forward` will look at, for callers who skip the others.
+
+        Decided by the implementation that `forward` uses. The bound is lower by a few rounding
+        errors, so that another order of summation there cannot keep an image that is missing here.
+
+        Args:
+            logits_weak: float [N, K].
+
+        Returns:
+            bool [N].
+        """
+        log_prior_weak, _ = self.adjustments(_prior_dtype(logits_weak))
+        found = self._pseudo_label_loss(logits_weak, logits_weak, log_prior_weak, None)
+        return found.max_prob >= self.threshold * (1 - 4 * torch.finfo(torch.float32).eps)
+
+    def _pseudo_label_loss(
+        self,
+        logits_weak: Tensor,
+        logits_strong: Tensor,
+        log_prior_weak: Tensor | None,
+        log_prior_strong: Tensor | None,
+    ) -> PseudoLabelLoss:
+        return pseudo_label_cross_entropy(
+            logits_weak,
+            logits_strong,
+            log_prior_weak,
+            log_prior_strong,
+            self.threshold,
+            hard=self.hard,
+            reduction="mean",
+            impl=self.impl,
         )
 
     def _check_shapes(
@@ -110,3 +158,7 @@ class PseudoLabelMethod(PriorTracker):
             f"momentum={self.momentum}, alpha={self.alpha}, strong_views={self.strong_views}, "
             f"recipe={self.recipe!r}, hard={self.hard}"
         )
+
+
+def _prior_dtype(logits: Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from simpro_fast.methods.base import Impl, PseudoLabelMethod
-from simpro_fast.methods.output import MethodOutput
 from simpro_fast.methods.priors import Recipe
 
 
@@ -57,12 +57,6 @@ class FixMatch(PseudoLabelMethod):
             process_group=process_group,
         )
 
-    def forward(
-        self,
-        logits_labeled: Tensor,
-        targets: Tensor,
-        logits_weak: Tensor,
-        logits_strong: Tensor,
-    ) -> MethodOutput:
-        """Loss of one step; arguments and result as in `SimPro.forward`."""
-        return self._step(logits_labeled, targets, logits_weak, logits_strong, None, None)
+    def adjustments(self, dtype: torch.dtype) -> tuple[None, None]:
+        """None: FixMatch takes the logits as they are."""
+        return None, None

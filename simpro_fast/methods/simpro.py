@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from simpro_fast.methods.base import Impl, PseudoLabelMethod
-from simpro_fast.methods.output import MethodOutput
 from simpro_fast.methods.priors import Recipe, log_prior
 
 
@@ -74,31 +73,14 @@ class SimPro(PseudoLabelMethod):
         self.adjust_pseudo_labels = adjust_pseudo_labels
         self.adjust_loss = adjust_loss
 
-    def forward(
-        self,
-        logits_labeled: Tensor,
-        targets: Tensor,
-        logits_weak: Tensor,
-        logits_strong: Tensor,
-    ) -> MethodOutput:
-        """Loss of one step; in training mode the step's class counts are accumulated.
-
-        Args:
-            logits_labeled: float [L*B, K], view-major (row l*B + i belongs to targets[i]).
-            targets: int64 [B].
-            logits_weak: float [N, K]; no gradient flows into it.
-            logits_strong: float [V*N, K], view-major.
-
-        Returns:
-            MethodOutput; the losses are float32, or float64 for float64 logits.
-        """
-        dtype = torch.float64 if logits_weak.dtype == torch.float64 else torch.float32
+    def adjustments(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """tau * log pi_u and tau * log phi, floored by the recipe; None where switched off."""
         weak = strong = None
         if self.adjust_pseudo_labels:
             weak = log_prior(self.pi_u, self.tau, self.recipe).to(dtype)
         if self.adjust_loss:
             strong = log_prior(self.phi, self.tau, self.recipe).to(dtype)
-        return self._step(logits_labeled, targets, logits_weak, logits_strong, weak, strong)
+        return weak, strong
 
     def extra_repr(self) -> str:
         return (

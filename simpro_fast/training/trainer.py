@@ -25,6 +25,7 @@ from simpro_fast.training import finish
 from simpro_fast.training.board import Board
 from simpro_fast.training.checkpoint import list_checkpoints, save_checkpoint
 from simpro_fast.training.engine import build_engine, require_compiler
+from simpro_fast.training.forward import ViewForward
 from simpro_fast.training.guard import FiniteGuard, NonFiniteLossError, refuse_non_finite
 from simpro_fast.training.meter import Meter, Stopwatch
 from simpro_fast.training.optim import learning_rate
@@ -75,16 +76,16 @@ class Trainer:
     def train_step(self) -> None:
         """One iteration of Algorithm 1 on this rank's share of the global batch.
 
-        One forward over all views; the E step (pseudo-labels from the Bayes classifier with
-        pi_u), the losses adjusted with phi and the class mass for the M step are the method's.
+        The views go through the network as `ViewForward` says; the E step (pseudo-labels from the
+        Bayes classifier with pi_u), the losses adjusted with phi and the class mass for the M step
+        are the method's.
         """
         step, config = self.step, self.config
         self.stopwatch.start()
         batch = self.loader.next(step)
         self.stopwatch.data_arrived()
 
-        logits = self.engine.forward(batch.views)
-        logits_labeled, logits_weak, logits_strong = logits.split(self.rows)
+        logits_labeled, logits_weak, logits_strong = self.forward(batch.views)
         out = self.method(logits_labeled, batch.targets, logits_weak, logits_strong)
 
         self.guard.watch(out.loss, step)
@@ -208,6 +209,9 @@ class Trainer:
             config.strong_views * unlabeled,
         ]
         self.views_per_step = sum(self.rows) * ranks.world_size
+        self.forward = ViewForward(
+            self.engine, self.method, self.rows, config.train, ranks.world_size
+        )
         self.guard = FiniteGuard(ranks)
         self.meter = Meter(ranks.device)
 

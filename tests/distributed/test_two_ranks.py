@@ -73,12 +73,17 @@ def _close(a: Any, b: Any, tolerance: float) -> None:
             _close(a[key], b[key], tolerance)
 
 
-@pytest.mark.parametrize("engine", ["plain", "deepspeed"])
+CONFIDENT = {"train.weak_forward": "no_grad", "train.strong_forward": "confident"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "forward"), [("plain", {}), ("deepspeed", {}), ("deepspeed", CONFIDENT)]
+)
 def test_two_ranks_take_the_same_steps_as_one(
-    tiny: MakeConfig, tmp_path: Path, engine: str
+    tiny: MakeConfig, tmp_path: Path, engine: str, forward: dict[str, str]
 ) -> None:
     """Synchronised batch norm and identical views: equal up to rounding (cases 20 and 33)."""
-    changes = {"distributed.engine": engine, "model.activation": "silu"}
+    changes = {"distributed.engine": engine, "model.activation": "silu", **forward}
     changes["train.period"] = 12  # the sums of the losses run over all ten steps
     one = _one_rank(_dump(tiny({**changes, "name": "one"})), 10, tmp_path / "x")
     two = run_ranks(_train, tmp_path, _dump(tiny({**changes, "name": "two"})), 10)
