@@ -257,18 +257,59 @@ def fresh_compilation() -> None:
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Replace the rows of this machine (by name) in a result file, keep those of others."""
+    write_table(path, [asdict(row) for row in rows], replace=())
+
+
+def write_table(path: Path, rows: Sequence[dict[str, Any]], *, replace: Sequence[str]) -> None:
+    """Add rows with this machine's line to a result file.
+
+    A row of this machine that is already there is replaced where it agrees with a new one in all
+    columns of `replace`; rows of other machines stay.
+    """
     here = machine()
-    fresh = [{**asdict(row), **here} for row in rows]
+    fresh = [{**row, **here} for row in rows]
     fields = list(fresh[0])
+
+    def key(row: dict[str, Any]) -> tuple[str, ...]:
+        return tuple(str(row.get(name)) for name in (*replace, "machine"))
+
+    new = {key(row) for row in fresh}
     kept: list[dict[str, Any]] = []
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
-            kept = [r for r in csv.DictReader(file) if r["machine"] != here["machine"]]
+            kept = [row for row in csv.DictReader(file) if key(row) not in new]
     path.parent.mkdir(exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fields, extrasaction="ignore")
         writer.writeheader()
         writer.writerows([*kept, *fresh])
+
+
+def save_bars(
+    path: Path, labels: Sequence[str], series: dict[str, Sequence[float]], *, title: str
+) -> None:
+    """One group of horizontal bars per label, with the values written at their ends."""
+    if importlib.util.find_spec("matplotlib") is None:
+        print(f"{path.name} not drawn: pip install 'simpro_fast[report]'")
+        return
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.2 + 0.45 * len(labels) * len(series)), layout="constrained")
+    axis = figure.subplots()
+    height = 0.8 / len(series)
+    for index, (name, values) in enumerate(series.items()):
+        places = [i + index * height for i in range(len(labels))]
+        bars = axis.barh(places, values, height * 0.9, label=name)
+        axis.bar_label(bars, fmt="%.3g", padding=3)
+    axis.set_yticks([i + 0.4 - height / 2 for i in range(len(labels))], labels)
+    axis.invert_yaxis()
+    axis.margins(x=0.12)
+    if len(series) == 1:
+        axis.set_xlabel(next(iter(series)))
+    else:
+        axis.legend(frameon=False)
+    axis.set_title(title, fontsize=10)
+    figure.savefig(path, dpi=110)
 
 
 def save_figure(path: Path, rows: Sequence[Row]) -> None:

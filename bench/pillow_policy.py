@@ -1,4 +1,4 @@
-"""The strong policy image by image with Pillow: the oracle of the tests, the baseline of benches.
+"""The strong policy image by image with Pillow: baseline of the benches, oracle of the tests.
 
 Written from the published description (RandAugment n = 2 of 14 operations, levels 1..9, each
 applied with probability 1/2, then cutout); parameters come from outside, so that a batch
