@@ -2,8 +2,9 @@
 
 `strong_policy` is one batch function: uint8 images [N, H, W, 3] and a parameter table to uint8
 images. The parameters live on the host, so rows are grouped by kind of operation without a
-synchronisation: all look-up-table operations are one gather, all geometric ones another. It
-runs on the images' device and equals Pillow bit for bit.
+synchronisation, and what the device must know of them travels in one copy. The four kinds are
+tables of the image's own histogram, blends of the image with a duller one, bit operations and
+geometric ones. It runs on the images' device and equals Pillow bit for bit.
 
 With level v in 1..9 and u = v / 10 (methods of the released code):
 
@@ -18,6 +19,8 @@ With level v in 1..9 and u = v / 10 (methods of the released code):
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
 
@@ -34,7 +37,7 @@ TABLE_COLUMNS = 3 * OPERATIONS_PER_VIEW + 4
 
 
 class Operation(IntEnum):
-    """The 14 operations; a draw picks one uniformly. Grouped by kind, see `strong_policy`."""
+    """The 14 operations; a draw picks one uniformly. Numbers are part of a run's identity."""
 
     IDENTITY = 0
     AUTO_CONTRAST = 1
@@ -52,8 +55,14 @@ class Operation(IntEnum):
     TRANSLATE_Y = 13
 
 
-_LOOKUP = range(Operation.AUTO_CONTRAST, Operation.SOLARIZE + 1)
 _GEOMETRIC = range(Operation.ROTATE, Operation.TRANSLATE_Y + 1)
+_TABLES = (Operation.AUTO_CONTRAST, Operation.EQUALIZE)
+_BLENDS = (Operation.CONTRAST, Operation.BRIGHTNESS, Operation.COLOR, Operation.SHARPNESS)
+_BITS = (Operation.POSTERIZE, Operation.SOLARIZE)
+_KINDS = (_TABLES, _BLENDS, _BITS, tuple(Operation(operation) for operation in _GEOMETRIC))
+_SORTED = [operation for kind in _KINDS for operation in kind]
+_PLACE = np.array([_SORTED.index(op) if op in _SORTED else len(_SORTED) for op in Operation])
+"""Place of each operation when rows are sorted by kind; IDENTITY comes last and is left out."""
 _LEVEL_SLOTS = LOWEST_LEVEL + LEVELS  # tables are indexed by the level itself
 
 
@@ -137,20 +146,23 @@ def _geometry_table(width: int, height: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _static_lookup(device: torch.device) -> Tensor:
-    """Tables that do not depend on the image: uint8 [14 * 10, 256], row operation * 10 + level."""
-    identity = np.arange(256)
-    table = np.broadcast_to(identity, (len(Operation), _LEVEL_SLOTS, 256)).copy()
-    for level in range(LOWEST_LEVEL, LOWEST_LEVEL + LEVELS):
-        factor = np.float32(enhance_factor(level))
-        table[Operation.BRIGHTNESS, level] = (identity.astype(np.float32) * factor).astype(np.uint8)
-        table[Operation.POSTERIZE, level] = identity & ~((1 << (4 - scaled_int(level, 4))) - 1)
-        threshold = 256 - scaled_int(level, 256)
-        table[Operation.SOLARIZE, level] = np.where(identity < threshold, identity, 255 - identity)
-    return torch.from_numpy(table.astype(np.uint8).reshape(-1, 256)).to(device)
+def _factors(device: torch.device) -> Tensor:
+    """Factor of the blends by level: float32 [10]."""
+    factors = np.array([enhance_factor(level) for level in range(_LEVEL_SLOTS)], np.float32)
+    return torch.from_numpy(factors).to(device)
 
 
-_FACTORS = np.array([enhance_factor(level) for level in range(_LEVEL_SLOTS)], np.float32)
+def _bit_constants() -> np.ndarray:
+    """Of each operation and level, int64 [14, 10, 2]: values above the second number are
+    inverted, then masked with the first."""
+    constants = np.full((len(Operation), _LEVEL_SLOTS, 2), 255)
+    for level in range(_LEVEL_SLOTS):
+        constants[Operation.POSTERIZE, level, 0] -= (1 << (4 - scaled_int(level, 4))) - 1
+        constants[Operation.SOLARIZE, level, 1] -= scaled_int(level, 256)
+    return constants
+
+
+_BIT_CONSTANTS = _bit_constants()
 
 
 def cutout_boxes(centre: np.ndarray, side: int, width: int, height: int) -> np.ndarray:
@@ -203,79 +215,102 @@ def strong_policy(images: Tensor, table: np.ndarray) -> Tensor:
     Returns:
         uint8 [N, H, W, 3], contiguous, on the same device.
     """
+    out = images.clone(memory_format=torch.contiguous_format)
+    apply_strong_policy(out, table)
+    return out
+
+
+def apply_strong_policy(images: Tensor, table: np.ndarray) -> None:
+    """`strong_policy` in place, for contiguous images."""
     if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[3] != 3:
         raise ValueError(f"images must be uint8 [N, H, W, 3], got {images.dtype} {images.shape}")
     if table.shape != (len(images), TABLE_COLUMNS):
         raise ValueError(f"table must be [{len(images)}, {TABLE_COLUMNS}], got {table.shape}")
-    out = images.clone(memory_format=torch.contiguous_format)
-    for first in range(0, 3 * OPERATIONS_PER_VIEW, 3):
-        _apply_round(out, *table[:, first : first + 3].T)
-    _apply_cutout(out, table[:, -4:])
-    return out
+    rounds = [
+        _Round.of(*table[:, first : first + 3].T) for first in range(0, 3 * OPERATIONS_PER_VIEW, 3)
+    ]
+    boxes = table[:, -4:]
+    host = images.device.type == "cpu"
+    arrays = [array for one in rounds for array in (one.rows, one.levels, one.bits, one.maps)]
+    moved = to_device(arrays if host else [*arrays, boxes.T], images.device)
+    for one in rounds:
+        _apply_round(images, one, *(next(moved) for _ in range(4)))
+    if host:
+        # Five times as fast as a mask over all pixels.
+        for image, (x0, y0, x1, y1) in zip(images.numpy(), boxes.tolist(), strict=True):
+            if x0 <= x1:
+                image[y0 : y1 + 1, x0 : x1 + 1] = CUTOUT_COLOUR
+    else:
+        policy_ops.fill_boxes(images, next(moved), CUTOUT_COLOUR)
+
+
+def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> Iterator[Tensor]:
+    """Integer arrays of the host as int64 tensors of the same shapes: one copy, without waiting."""
+    flat = torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays], dtype=np.int64))
+    if device.type == "cuda":
+        flat = flat.pin_memory()
+    parts = flat.to(device, non_blocking=True).split([array.size for array in arrays])
+    return (part.view(array.shape) for part, array in zip(parts, arrays, strict=True))
+
+
+@dataclass(frozen=True)
+class _Round:
+    """One operation for each image, planned on the host."""
+
+    counts: dict[Operation, int]
+    """Images of each operation, in the order of `rows`."""
+    kinds: list[slice]
+    """The part of `rows` of each kind of operation."""
+    rows: np.ndarray
+    """[g]: the images that change, sorted by operation."""
+    levels: np.ndarray
+    """Level of each blend."""
+    bits: np.ndarray
+    """[2, n]: mask and threshold of each bit operation, see `_bit_constants`."""
+    maps: np.ndarray
+    """Row of `_geometry_table` of each geometric operation."""
+
+    @classmethod
+    def of(cls, operation: np.ndarray, level: np.ndarray, negative: np.ndarray) -> _Round:
+        place = _PLACE[operation]
+        counts = dict(zip(_SORTED, np.bincount(place, minlength=len(Operation)), strict=False))
+        ends = np.cumsum([sum(counts[op] for op in kind) for kind in _KINDS]).tolist()
+        kinds = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+        rows = np.argsort(place, kind="stable")[: ends[-1]]
+        operation, level, negative = operation[rows], level[rows], negative[rows]
+        _, blends, bits, geometric = kinds
+        return cls(
+            {operation: int(count) for operation, count in counts.items()},
+            kinds,
+            rows,
+            level[blends],
+            _BIT_CONSTANTS[operation[bits], level[bits]].T,
+            _geometry_row(operation[geometric], level[geometric], negative[geometric]),
+        )
 
 
 def _apply_round(
-    out: Tensor, operation: np.ndarray, level: np.ndarray, negative: np.ndarray
+    images: Tensor, one: _Round, rows: Tensor, levels: Tensor, bits: Tensor, maps: Tensor
 ) -> None:
-    """One operation per image, in place."""
-    height, width = out.shape[1:3]
-    device = out.device
+    """One operation per image, in place; the tensors are those arrays of `one` on the device."""
+    height, width = images.shape[1:3]
 
-    def select(chosen: np.ndarray) -> tuple[Tensor, Tensor]:
-        rows = torch.from_numpy(chosen).to(device)
-        return rows, out.index_select(0, rows)
+    def change(part: slice, function: Callable[[Tensor], Tensor]) -> None:
+        if part.start < part.stop:
+            chosen = rows[part]
+            images.index_copy_(0, chosen, function(images.index_select(0, chosen)))
 
-    def factors(chosen: np.ndarray) -> Tensor:
-        return torch.from_numpy(_FACTORS[level[chosen]]).to(device)
+    def blend(pixels: Tensor) -> Tensor:
+        counts = [one.counts[operation] for operation in _BLENDS]
+        return policy_ops.blend(pixels, counts, _factors(images.device).index_select(0, levels))
 
-    chosen = np.flatnonzero((operation >= _LOOKUP.start) & (operation < _LOOKUP.stop))
-    if chosen.size:
-        chosen = chosen[np.argsort(operation[chosen], kind="stable")]
-        rows, images = select(chosen)
-        ends = np.searchsorted(operation[chosen], list(_LOOKUP), side="right").tolist()
-        auto_contrast, equalize, contrast = (
-            slice(start, end) for start, end in zip([0, *ends[:2]], ends[:3], strict=True)
-        )
-        keys = torch.from_numpy(operation[chosen] * _LEVEL_SLOTS + level[chosen]).to(device)
-        tables = _static_lookup(device).index_select(0, keys)[:, None].repeat(1, 3, 1)
-        if ends[0]:
-            tables[auto_contrast] = policy_ops.auto_contrast_tables(images[auto_contrast])
-        if ends[1] > ends[0]:
-            tables[equalize] = policy_ops.equalize_tables(images[equalize])
-        if ends[2] > ends[1]:
-            tables[contrast] = policy_ops.contrast_tables(
-                images[contrast], factors(chosen[contrast])
-            )
-        out.index_copy_(0, rows, policy_ops.look_up(images, tables))
+    def move(pixels: Tensor) -> Tensor:
+        table = _geometry_table(width, height, images.device)
+        return policy_ops.gather_pixels(pixels, table.index_select(0, maps))
 
-    chosen = np.flatnonzero(operation == Operation.COLOR)
-    if chosen.size:
-        rows, images = select(chosen)
-        out.index_copy_(0, rows, policy_ops.color(images, factors(chosen)))
-
-    chosen = np.flatnonzero(operation == Operation.SHARPNESS)
-    if chosen.size:
-        rows, images = select(chosen)
-        out.index_copy_(0, rows, policy_ops.sharpness(images, factors(chosen)))
-
-    chosen = np.flatnonzero(operation >= _GEOMETRIC.start)
-    if chosen.size:
-        rows, images = select(chosen)
-        maps = torch.from_numpy(_geometry_row(operation[chosen], level[chosen], negative[chosen]))
-        pixels = _geometry_table(width, height, device).index_select(0, maps.to(device))
-        out.index_copy_(0, rows, policy_ops.gather_pixels(images, pixels))
-
-
-def _apply_cutout(out: Tensor, boxes: np.ndarray) -> None:
-    """Fill each image's box, both ends included, in place."""
-    if out.device.type == "cpu":
-        # Five times as fast as a mask over all pixels.
-        for image, (x0, y0, x1, y1) in zip(out.numpy(), boxes.tolist(), strict=True):
-            image[y0 : y1 + 1, x0 : x1 + 1] = CUTOUT_COLOUR
-        return
-    edges = torch.from_numpy(boxes.T.copy()).to(out.device)
-    left, top, right, bottom = edges[:, :, None].unbind()
-    x = torch.arange(out.shape[2], dtype=torch.int32, device=out.device)
-    y = torch.arange(out.shape[1], dtype=torch.int32, device=out.device)
-    in_x, in_y = (x >= left) & (x <= right), (y >= top) & (y <= bottom)
-    out.masked_fill_((in_y[:, :, None] & in_x[:, None, :])[..., None], CUTOUT_COLOUR)
+    tables, blends, bit_operations, geometric = one.kinds
+    auto_contrast = one.counts[Operation.AUTO_CONTRAST]
+    change(tables, lambda pixels: policy_ops.stretch_or_equalize(pixels, auto_contrast))
+    change(blends, blend)
+    change(bit_operations, lambda pixels: policy_ops.invert_and_mask(pixels, *bits.unbind()))
+    change(geometric, move)

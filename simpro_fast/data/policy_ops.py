@@ -7,14 +7,22 @@ and add are separate calls). Nothing here synchronises with the host.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 
-def look_up(images: Tensor, tables: Tensor) -> Tensor:
-    """images [g, H, W, 3] through tables uint8 [g, 3, 256], one gather."""
+def stretch_or_equalize(images: Tensor, auto_contrast: int) -> Tensor:
+    """Auto-contrast of the first `auto_contrast` images, histogram equalisation of the others."""
     index = _table_index(images)
-    return tables.reshape(len(images), -1).gather(1, index).view(images.shape)
+    tables = torch.cat(
+        [
+            auto_contrast_tables(images[:auto_contrast]),
+            equalize_tables(images[auto_contrast:], index[auto_contrast:] - 768 * auto_contrast),
+        ]
+    )
+    return tables.view(-1).index_select(0, index.view(-1)).view(images.shape)
 
 
 def gather_pixels(images: Tensor, pixels: Tensor) -> Tensor:
@@ -33,9 +41,8 @@ def gather_pixels(images: Tensor, pixels: Tensor) -> Tensor:
 
 def auto_contrast_tables(images: Tensor) -> Tensor:
     """Stretch each channel's range to 0..255: uint8 [g, 3, 256]; one-valued channels unchanged."""
-    flat = images.view(len(images), -1, 3)
-    low = flat.amin(1).double()[..., None]
-    high = flat.amax(1).double()[..., None]
+    low = images.amin(1).amin(1).double()[..., None]
+    high = images.amax(1).amax(1).double()[..., None]
     identity = torch.arange(256, dtype=torch.float64, device=images.device)
     # torch takes number / tensor as number * (1 / tensor), which rounds differently.
     scale = torch.full_like(low, 255.0) / (high - low).clamp_min(1)
@@ -43,19 +50,21 @@ def auto_contrast_tables(images: Tensor) -> Tensor:
     return torch.where(high > low, stretched, identity).to(torch.uint8)
 
 
-def equalize_tables(images: Tensor) -> Tensor:
+def equalize_tables(images: Tensor, index: Tensor) -> Tensor:
     """Pillow's histogram equalisation of each channel: uint8 [g, 3, 256].
 
     With histogram h: step = (sum h - h[last non-zero]) // 255 and
     table[v] = (step // 2 + sum_{j<v} h[j]) // step, at most 255; unchanged where step is 0,
     which covers channels of a single value.
+
+    Args:
+        index: `_table_index` of the images.
     """
-    index = _table_index(images)
-    ones = torch.ones((), dtype=torch.int32, device=images.device).expand_as(index)
-    histogram = torch.zeros(len(images), 3 * 256, dtype=torch.int32, device=images.device)
-    histogram = histogram.scatter_add_(1, index, ones).view(-1, 3, 256)
-    total = histogram.sum(2, keepdim=True, dtype=torch.int32)
-    last = images.view(len(images), -1, 3).amax(1).long()[..., None]
+    histogram = torch.zeros(len(images) * 3 * 256, dtype=torch.int32, device=images.device)
+    ones = torch.ones((), dtype=torch.int32, device=images.device).expand(index.numel())
+    histogram = histogram.index_add_(0, index.view(-1), ones).view(len(images), 3, 256)
+    total = images.shape[1] * images.shape[2]
+    last = images.amax(1).amax(1).long()[..., None]
     step = (total - histogram.gather(2, last)) // 255
     before = histogram.cumsum(2, dtype=torch.int32) - histogram
     table = ((step // 2 + before) // step.clamp_min(1)).clamp_max_(255)
@@ -63,48 +72,85 @@ def equalize_tables(images: Tensor) -> Tensor:
     return torch.where(step > 0, table, identity).to(torch.uint8)
 
 
-def contrast_tables(images: Tensor, factors: Tensor) -> Tensor:
-    """Blend towards the rounded mean of the grey image: uint8 [g, 1, 256], for all channels."""
-    pixels = images.shape[1] * images.shape[2]
-    total = grey(images).view(len(images), -1).sum(1, dtype=torch.float64)
-    mean = (total / pixels + 0.5).floor_().float()[:, None]
-    identity = torch.arange(256, dtype=torch.float32, device=images.device)
-    return _blend(mean, identity, factors[:, None])[:, None]
+def blend(images: Tensor, counts: Sequence[int], factors: Tensor) -> Tensor:
+    """trunc(dull + factor * (image - dull)) in float32, for factors in 0..1.
 
-
-def color(images: Tensor, factors: Tensor) -> Tensor:
-    """Blend towards the grey image; factor 0 is grey, 1 the image. factors: float32 [g]."""
-    return _blend(grey(images)[..., None], images.float(), factors[:, None, None, None])
-
-
-def sharpness(images: Tensor, factors: Tensor) -> Tensor:
-    """Blend towards the image smoothed by [1 1 1; 1 5 1; 1 1 1] / 13; the border is kept."""
-    out = images.clone()
-    if min(images.shape[1:3]) < 3:
-        return out
+    Args:
+        counts: how many images, in this order, get contrast (the dull image is the rounded mean
+            of the grey one), brightness (black), colour (the grey image) and sharpness (the
+            image smoothed by [1 1 1; 1 5 1; 1 1 1] / 13, but for its border).
+        factors: float32 [g].
+    """
     pixels = images.float()
-    columns = pixels[:, :-2] + pixels[:, 1:-1] + pixels[:, 2:]
-    sums = columns[:, :, :-2] + columns[:, :, 1:-1] + columns[:, :, 2:]
-    centre = pixels[:, 1:-1, 1:-1]
-    # k / 13 is never within 1/26 of a half, so the rounding of the division cannot matter.
-    smooth = sums.add_(centre, alpha=4).div_(13).add_(0.5).floor_()
-    out[:, 1:-1, 1:-1] = _blend(smooth, centre, factors[:, None, None, None])
-    return out
+    dull = torch.empty_like(pixels)
+    for part, fill, source in zip(
+        dull.split(counts),
+        (_fill_mean, _fill_black, _fill_grey, _fill_smooth),
+        pixels.split(counts),
+        strict=True,
+    ):
+        fill(part, source)
+    dull = dull.view(len(images), -1)
+    blended = pixels.view(dull.shape).sub_(dull).mul_(factors[:, None]).add_(dull)
+    return blended.to(torch.uint8).view(images.shape)
 
 
-def grey(images: Tensor) -> Tensor:
-    """ITU-R 601 luma, (19595 R + 38470 G + 7471 B + 2**15) >> 16: float32 [g, H, W], integers."""
-    red, green, blue = images.float().unbind(-1)
+def invert_and_mask(images: Tensor, masks: Tensor, thresholds: Tensor) -> Tensor:
+    """Invert the values above each image's threshold, then keep the bits of its mask.
+
+    Args:
+        masks, thresholds: integers 0..255 [g].
+    """
+    flat = images.view(len(images), -1)
+    above = flat > thresholds.to(torch.uint8)[:, None]
+    inverted = above.view(torch.uint8).neg_().bitwise_xor_(flat)  # 255 where above, else 0
+    return inverted.bitwise_and_(masks.to(torch.uint8)[:, None]).view(images.shape)
+
+
+def fill_boxes(images: Tensor, edges: Tensor, value: int) -> None:
+    """Fill each image's box, both ends included, in place. edges: [4, N], x0, y0, x1, y1."""
+    left, top, right, bottom = edges[:, :, None].unbind()
+    x = torch.arange(images.shape[2], device=images.device)
+    y = torch.arange(images.shape[1], device=images.device)
+    in_x, in_y = (x >= left) & (x <= right), (y >= top) & (y <= bottom)
+    images.masked_fill_((in_y[:, :, None] & in_x[:, None, :])[..., None], value)
+
+
+def grey(pixels: Tensor) -> Tensor:
+    """ITU-R 601 luma, (19595 R + 38470 G + 7471 B + 2**15) >> 16, of float32 [g, H, W, 3]."""
+    red, green, blue = pixels.unbind(-1)
     luma = (red * 19595).add_(green, alpha=38470).add_(blue, alpha=7471)
     return luma.add_(32768).mul_(1 / 65536).floor_()
 
 
-def _blend(degenerate: Tensor, image: Tensor, factor: Tensor) -> Tensor:
-    """trunc(degenerate + factor * (image - degenerate)) in float32, for factors in 0..1."""
-    return (image - degenerate).mul_(factor).add_(degenerate).to(torch.uint8)
+def _fill_mean(dull: Tensor, pixels: Tensor) -> None:
+    count = pixels.shape[1] * pixels.shape[2]
+    total = grey(pixels).sum((1, 2), dtype=torch.float64)
+    dull.copy_((total / count + 0.5).floor_()[:, None, None, None])
+
+
+def _fill_black(dull: Tensor, pixels: Tensor) -> None:
+    dull.zero_()
+
+
+def _fill_grey(dull: Tensor, pixels: Tensor) -> None:
+    dull.copy_(grey(pixels)[..., None])
+
+
+def _fill_smooth(dull: Tensor, pixels: Tensor) -> None:
+    dull.copy_(pixels)
+    if min(pixels.shape[1:3]) < 3:
+        return
+    columns = pixels[:, :-2] + pixels[:, 1:-1] + pixels[:, 2:]
+    sums = columns[:, :, :-2] + columns[:, :, 1:-1] + columns[:, :, 2:]
+    # k / 13 is never within 1/26 of a half, so the rounding of the division cannot matter.
+    smooth = sums.add_(pixels[:, 1:-1, 1:-1], alpha=4).div_(13).add_(0.5).floor_()
+    dull[:, 1:-1, 1:-1] = smooth
 
 
 def _table_index(images: Tensor) -> Tensor:
-    """Index int64 [g, H*W*3] of each value in its image's tables laid out as [3 * 256]."""
-    first = torch.arange(0, 768, 256, device=images.device).repeat(images[0].numel() // 3)
-    return images.view(len(images), -1).long().add_(first)
+    """Index int32 [g, H*W*3] of each value in the images' tables laid out as [g * 3 * 256]."""
+    first = torch.arange(0, 768, 256, dtype=torch.int32, device=images.device)
+    tables = torch.arange(0, 768 * len(images), 768, dtype=torch.int32, device=images.device)
+    index = images.view(len(images), -1).int()
+    return index.add_(first.repeat(index.shape[1] // 3)).add_(tables[:, None])
