@@ -25,10 +25,12 @@ EXTRAS = {
     ],
     "export": ["onnx>=1.16"],  # exported graphs
     "parquet": ["pyarrow>=15"],  # manifests in Parquet
+    "torchvision": ["torchvision>=0.21"],  # its classifiers as model.name: torchvision/<name>
 }
 EXTRAS["dev"] = (
     EXTRAS["report"]
     + EXTRAS["parquet"]
+    + EXTRAS["torchvision"]
     + [
         "pytest>=8",  # tests
         "hypothesis>=6.100",  # property tests of kernels and draws

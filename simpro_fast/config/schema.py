@@ -218,8 +218,12 @@ class ModelConfig(Section):
     """The network."""
 
     name: str = "wrn_28_2"
-    activation: Literal["leaky_relu", "relu", "silu"] = "leaky_relu"
-    """The published Wide ResNets use leaky_relu (0.1), the ResNet-50s relu."""
+    """small_cnn, wrn_<depth>_<width>, resnet50, resnet50_3x3, or torchvision/<name>."""
+    weights: FilePath | None = None
+    """File to start from: safetensors or a torch state dict; a head of another shape is left out.
+    A run that goes on from a checkpoint does not need it; if it is there it must be the same."""
+    activation: Literal["leaky_relu", "relu", "silu"] | None = None
+    """None: the net's own, as published: leaky_relu (0.1) in Wide ResNets, relu in ResNet-50s."""
     bn_momentum: float | None = Field(None, gt=0, le=1)
     """Batch-norm momentum, the weight of the new batch as in PyTorch; None: the net's own."""
     skip_quirk: bool = True
@@ -231,6 +235,9 @@ class OptimConfig(Section):
 
     name: Literal["sgd", "adamw"] = "sgd"
     lr: float = Field(0.03, gt=0, le=1e6)
+    backbone_lr_scale: float = Field(1.0, ge=0, le=1000)
+    """All weights but the head's learn at lr times this. 0 freezes them; batch norm then still
+    normalises by the batch and its running statistics follow the data."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """SGD momentum; beta1 of AdamW."""
     nesterov: bool = True

@@ -3,11 +3,17 @@
 from simpro_fast.models.batch_norm import average_buffers, convert_sync_batch_norm
 from simpro_fast.models.build import build_model, list_models
 from simpro_fast.models.ema import WeightEMA
+from simpro_fast.models.head import head_of
+from simpro_fast.models.pretrained import PretrainedReport, load_pretrained, weights_sha256
 
 __all__ = [
+    "PretrainedReport",
     "WeightEMA",
     "average_buffers",
     "build_model",
     "convert_sync_batch_norm",
+    "head_of",
     "list_models",
+    "load_pretrained",
+    "weights_sha256",
 ]

@@ -14,13 +14,15 @@ from simpro_fast.errors import ConfigError
 from simpro_fast.models.layers import ACTIVATIONS
 from simpro_fast.models.resnet import ResNet50
 from simpro_fast.models.small_cnn import SmallCNN
+from simpro_fast.models.torchvision_nets import PREFIX, build_torchvision
 from simpro_fast.models.wideresnet import WideResNet
 
 MIN_IMAGE_SIZE = 8
 
 
 def list_models() -> tuple[str, ...]:
-    """Names for `model.name`; any `wrn_<depth>_<width>` with depth = 6 n + 4 works as well.
+    """Names for `model.name`; any `wrn_<depth>_<width>` with depth = 6 n + 4 works as well, and
+    `torchvision/<name>` of any classifier there (`torchvision_names`).
 
     `resnet50_3x3` has a 3x3 stem of stride 1 and no max-pool (32 and 64 px), `resnet50` the 7x7
     stem with max-pool of ImageNet.
@@ -33,9 +35,12 @@ def build_model(
 ) -> nn.Module:
     """The network `model.name` on the CPU, in training mode, freshly initialised.
 
+    `model.weights` is not read; `load_pretrained` does that.
+
     Args:
-        model: name, activation, batch-norm momentum (None: 0.001 in Wide ResNets as published,
-            0.1 in the others) and the Wide ResNet quirk.
+        model: name, activation (None: leaky_relu in Wide ResNets and the small network, relu in
+            ResNet-50), batch-norm momentum (None: 0.001 in Wide ResNets as published, 0.1 or
+            torchvision's own in the others) and the Wide ResNet quirk.
         num_classes: K.
         image_size: side in pixels; the networks take any from 8 up.
         seed: decides the initial weights alone; torch's global generators are left as they were.
@@ -44,7 +49,9 @@ def build_model(
         Module from float [N, 3, H, W] to logits [N, K].
 
     Raises:
-        ConfigError: unknown name, impossible depth, or images below 8 px.
+        ConfigError: unknown name, impossible depth, images that the network cannot take, or an
+            activation for a network that has its own.
+        UserError: torchvision is needed and not installed.
     """
     if image_size < MIN_IMAGE_SIZE:
         raise ConfigError(
@@ -54,7 +61,7 @@ def build_model(
     # Only the CPU generator is used here, so that no CUDA context is touched.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        network = _construct(model, num_classes)
+        network = _construct(model, num_classes, image_size)
     if model.bn_momentum is not None:
         for module in network.modules():
             if isinstance(module, _BatchNorm):
@@ -62,18 +69,25 @@ def build_model(
     return network
 
 
-def _construct(model: ModelConfig, num_classes: int) -> nn.Module:
-    activation = ACTIVATIONS[model.activation]
+def _construct(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
+    if model.name.startswith(PREFIX):
+        if model.activation is not None:
+            raise ConfigError(
+                f"model.activation={model.activation}: {model.name} has its own; leave it out"
+            )
+        return build_torchvision(model.name, num_classes, image_size)
+    if model.name in ("resnet50_3x3", "resnet50"):
+        small_stem = model.name == "resnet50_3x3"
+        return ResNet50(num_classes, ACTIVATIONS[model.activation or "relu"], small_stem=small_stem)
+    activation = ACTIVATIONS[model.activation or "leaky_relu"]
     if model.name == "small_cnn":
         return SmallCNN(num_classes, activation)
-    if model.name in ("resnet50_3x3", "resnet50"):
-        return ResNet50(num_classes, activation, small_stem=model.name == "resnet50_3x3")
     wide = re.fullmatch(r"wrn_(\d+)_(\d+)", model.name)
     if wide is None:
         nearest = difflib.get_close_matches(model.name, list_models(), n=1, cutoff=0.0)[0]
         raise ConfigError(
             f"model.name={model.name!r} is unknown; did you mean {nearest!r}? "
-            f"Valid: {', '.join(list_models())}, or any wrn_<depth>_<width>"
+            f"Valid: {', '.join(list_models())}, any wrn_<depth>_<width>, or torchvision/<name>"
         )
     depth, width = int(wide[1]), int(wide[2])
     if depth < 10 or (depth - 4) % 6 or width < 1:

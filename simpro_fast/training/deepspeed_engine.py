@@ -21,7 +21,7 @@ from simpro_fast.training.engine import (
     load_optimizer_slots,
     optimizer_slots,
 )
-from simpro_fast.training.optim import build_optimizer
+from simpro_fast.training.optim import build_optimizer, set_learning_rate
 from simpro_fast.training.ranks import Ranks
 
 # DeepSpeed's default puts a whole small model into one bucket, so nothing can overlap.
@@ -98,8 +98,7 @@ class DeepSpeedEngine:
         self._engine.backward(loss)
 
     def step(self, lr: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(self._optimizer.param_groups, lr)
         self._engine.step()
 
     def save(self) -> EngineState:
@@ -147,7 +146,7 @@ class DeepSpeedEngine:
         self._link_slots()
         names, counts_steps = self._slot_names()
         slots: dict[str, dict[str, Any]] = {}
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in _trained(self.module):
             found = {slot: safe_get_full_optimizer_state(parameter, slot) for slot in names}
             slots[name] = {k: v.view(parameter.shape) for k, v in found.items() if v is not None}
             if counts_steps:
@@ -166,7 +165,7 @@ class DeepSpeedEngine:
 
         self._link_slots()
         names, counts_steps = self._slot_names()
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in _trained(self.module):
             saved = slots.get(name, {})
             for slot in names:
                 value = saved.get(slot, torch.zeros_like(parameter))
@@ -175,3 +174,8 @@ class DeepSpeedEngine:
             step = next(iter(slots.values()))["step"]
             for state in self._torch_optimizer.state.values():
                 state["step"] = torch.as_tensor(step).clone()
+
+
+def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that the optimizer holds; a frozen backbone's are not among them."""
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]

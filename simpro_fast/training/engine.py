@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from simpro_fast.config import Config
 from simpro_fast.errors import UserError
-from simpro_fast.training.optim import build_optimizer
+from simpro_fast.training.optim import build_optimizer, set_learning_rate
 from simpro_fast.training.ranks import Ranks
 
 EngineState = dict[str, Any]
@@ -119,8 +119,7 @@ class PlainEngine:
             average_gradients(parameters, self._world_size)
         if self._grad_clip is not None:
             nn.utils.clip_grad_norm_(parameters, self._grad_clip, foreach=True)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(self.optimizer.param_groups, lr)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,22 +12,33 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from simpro_fast.config.schema import OptimConfig
 from simpro_fast.errors import ConfigError
+from simpro_fast.models.head import head_of
 
 _NORM_LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
-def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two optimizer groups: weights with decay; biases and everything in norm layers without.
+def param_groups(
+    model: nn.Module, weight_decay: float, backbone_lr_scale: float = 1.0
+) -> list[dict[str, Any]]:
+    """Optimizer groups: weights with decay; biases and everything in norm layers without.
 
     Decided by module type. (The published code looks for "bn" in names, and so decays the norm in
     a ResNet's unnamed projection shortcut.) Frozen parameters are left out, shared ones counted
     once, an empty group omitted.
 
     Returns:
-        Dictionaries with `params` and `weight_decay` for a torch optimizer.
+        Dictionaries with `params`, `weight_decay` and `lr_scale`, for a torch optimizer and
+        `set_learning_rate`. With a `backbone_lr_scale` other than 1 two of the backbone, which
+        have that scale, then two of the head with scale 1.
     """
-    decayed: list[nn.Parameter] = []
-    undecayed: list[nn.Parameter] = []
+    head: set[nn.Parameter] = set()
+    if backbone_lr_scale != 1:
+        head.update(head_of(model).parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [], "weight_decay": decay, "lr_scale": scale}
+        for scale in (backbone_lr_scale, 1.0)
+        for decay in (weight_decay, 0.0)
+    ]
     seen: set[nn.Parameter] = set()
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -34,20 +46,21 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
                 continue
             seen.add(parameter)
             exempt = isinstance(module, _NORM_LAYERS) or name.endswith("bias")
-            (undecayed if exempt else decayed).append(parameter)
-    groups = [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": undecayed, "weight_decay": 0.0},
-    ]
+            groups[2 * (parameter in head) + exempt]["params"].append(parameter)
     return [group for group in groups if group["params"]]
 
 
 def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
     """SGD (Nesterov where there is momentum) or AdamW over `param_groups`, torch's own.
 
-    The rate of each step comes from `learning_rate`; the caller sets it in the groups.
+    The rate of each step comes from `learning_rate`; the caller sets it by `set_learning_rate`.
+    A `backbone_lr_scale` of 0 freezes the backbone here: its parameters ask for no gradient any
+    more, so that backward ends at the head. Its batch norms stay as they are, in training mode.
     """
-    groups = param_groups(model, optim.weight_decay)
+    if optim.backbone_lr_scale == 0:
+        model.requires_grad_(False)
+        head_of(model).requires_grad_(True)
+    groups = param_groups(model, optim.weight_decay, optim.backbone_lr_scale)
     if optim.name == "adamw":
         return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.momentum, 0.999), foreach=True)
     return torch.optim.SGD(
@@ -57,6 +70,12 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
         nesterov=optim.nesterov and optim.momentum > 0,
         foreach=True,
     )
+
+
+def set_learning_rate(groups: Iterable[dict[str, Any]], lr: float) -> None:
+    """Give an optimizer's `param_groups` the rate `lr`, each times its own `lr_scale`."""
+    for group in groups:
+        group["lr"] = lr * group["lr_scale"]
 
 
 def learning_rate(optim: OptimConfig, step: int, total_steps: int) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 from simpro_fast.config import Config, flatten, load_config, parse_config
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.models import weights_sha256
 from simpro_fast.training.checkpoint import check_keys
 from simpro_fast.training.ranks import Ranks
 from simpro_fast.training.run_dir import RunDirectory
@@ -37,7 +38,7 @@ def check_same_run(
     """Refuse a checkpoint of other data or of another configuration; warn of another length.
 
     Raises:
-        UserError: the data or the split differ.
+        UserError: the data, the split or the file of initial weights differ.
         ConfigError: lists the keys that differ and may not.
     """
     check_keys(path, state, STATE_KEYS)
@@ -50,6 +51,7 @@ def check_same_run(
             )
     before = parse_config(state["config"])
     _refuse_changes(path, before, config)
+    _check_weights(path, state["fingerprint"].get("weights"), config)
     if state["step"] > config.train.steps:
         raise ConfigError(
             f"{path} is at step {state['step']}, beyond train.steps={config.train.steps}; "
@@ -91,9 +93,29 @@ def is_finished(config: Config, ranks: Ranks) -> bool:
 def _refuse_changes(path: Path, before: Config, now: Config) -> None:
     old, new = flatten(before), flatten(now)
     differing = [k for k in new if new[k] != old[k] and not k.startswith(MAY_CHANGE)]
+    if None not in (before.model.weights, now.model.weights):
+        differing = [k for k in differing if k != "model.weights"]  # the content is compared
     if differing:
         listed = ", ".join(f"{k}: {old[k]!r} -> {new[k]!r}" for k in differing)
         raise ConfigError(
             f"{path} belongs to another configuration ({listed}); "
             "undo the change, or start a new run with another name"
+        )
+
+
+def _check_weights(path: Path, saved: str | None, config: Config) -> None:
+    """The checkpoint holds the weights; the file they came from is compared if it is still there.
+
+    Raises:
+        UserError: it is another file now.
+    """
+    file = config.model.weights
+    if saved is None or file is None:
+        return
+    if not file.exists():
+        logger.info("%s is gone; the weights are in %s", file, path)
+    elif (digest := weights_sha256(file)) != saved:
+        raise UserError(
+            f"{path} started from other weights than model.weights={file} has now "
+            f"({saved[:12]} against {digest[:12]}); restore the file, or start a new run"
         )

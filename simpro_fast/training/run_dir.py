@@ -61,6 +61,14 @@ class RunDirectory:
         write_atomically(self.path / "config.yaml", dump_config(config))
         write_json(self.path / "environment.json", {**environment(ranks), **facts})
 
+    def write_weights(self, report: dict[str, Any] | None) -> None:
+        """Write what `model.weights` filled, or clear away what an earlier start left."""
+        path = self.path / "weights.json"
+        if report is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_json(path, report)
+
     def append_metrics(self, row: dict[str, Any]) -> None:
         with self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite(row), allow_nan=False) + "\n")

@@ -46,6 +46,8 @@ def announce(trainer: Trainer) -> None:
     logger.info("labeled   N=%d per class %s", len(split.labeled), list(split.labeled_counts))
     logger.info("unlabeled M=%d per class %s (%s in it)", len(split.unlabeled), truth, overlap)
     logger.info("test      %d images; split %s", len(split.test), split.hash()[:12])
+    if trainer.pretrained is not None:
+        logger.info("weights   %s: %s", trainer.pretrained.file, trainer.pretrained)
     if not len(split.test):
         logger.warning("no test images, so nothing is measured; top1 is null")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,7 @@ def restore_state(trainer: Trainer, state: dict[str, Any]) -> None:
     accumulators = _accumulators(trainer)
     for target, saved in zip(accumulators, mine.split([len(a) for a in accumulators]), strict=True):
         target.copy_(saved)
+    trainer.fingerprint = dict(state["fingerprint"])
     trainer.step = state["step"]
     trainer.history = History(list(state["top1"]), state["seconds"])
 
@@ -74,12 +75,12 @@ def _accumulators(trainer: Trainer) -> list[Tensor]:
     return [trainer.method.labeled_count, trainer.method.unlabeled_mass, trainer.meter.sums]
 
 
-def resume(trainer: Trainer) -> Path | None:
-    """Restore the checkpoint that `checkpoint.resume` means; None for a fresh start.
+def find_state(trainer: Trainer) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint that `checkpoint.resume` means, for `restore_state`; None for a fresh start.
 
     Raises:
         ConfigError: `none` and the run is not empty, or another configuration was trained.
-        UserError: no usable checkpoint where one is asked for.
+        UserError: no usable checkpoint where one is asked for, or one of other data or weights.
     """
     wanted = trainer.config.checkpoint.resume
     if wanted == "none":
@@ -90,17 +91,15 @@ def resume(trainer: Trainer) -> Path | None:
             )
         return None
     found = find_checkpoint(wanted, trainer.run.checkpoints)
-    if found is None:
-        return None
-    path, state = found
-    check_same_run(path, state, trainer.config, trainer.fingerprint)
-    restore_state(trainer, state)
-    return path
+    if found is not None:
+        check_same_run(*found, trainer.config, trainer.fingerprint)
+    # Before anything is built: ranks that start differently would wait for each other for ever.
+    trainer.ranks.agree_on("step to resume from", f"{found[1]['step'] if found else 0:016x}")
+    return found
 
 
 def start_run(trainer: Trainer, resumed_from: Path | None) -> None:
     """Write what a run starts with. Everything that can be refused has been by now."""
-    trainer.ranks.agree_on("step to resume from", f"{trainer.step:016x}")
     if trainer.ranks.is_main:
         run, config = trainer.run, trainer.config
         if resumed_from is None:
@@ -108,6 +107,8 @@ def start_run(trainer: Trainer, resumed_from: Path | None) -> None:
         else:
             logger.info("resumed from %s at step %d", resumed_from, trainer.step)
         run.start(config, trainer.ranks, {"alpha": trainer.alpha, **trainer.fingerprint})
+        if resumed_from is None:
+            run.write_weights(None if trainer.pretrained is None else asdict(trainer.pretrained))
         save_split(trainer.split, run.path, trainer.dataset)
         run.cut(trainer.step)
         if config.log.tensorboard:

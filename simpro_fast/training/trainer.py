@@ -20,7 +20,14 @@ from simpro_fast.errors import UserError
 from simpro_fast.evaluation import Evaluation, evaluate, kl_divergence
 from simpro_fast.files import write_json
 from simpro_fast.methods import build_method, resolve_alpha
-from simpro_fast.models import WeightEMA, average_buffers, build_model, convert_sync_batch_norm
+from simpro_fast.models import (
+    PretrainedReport,
+    WeightEMA,
+    average_buffers,
+    build_model,
+    convert_sync_batch_norm,
+    load_pretrained,
+)
 from simpro_fast.training import finish
 from simpro_fast.training.board import Board
 from simpro_fast.training.checkpoint import list_checkpoints, save_checkpoint
@@ -32,7 +39,7 @@ from simpro_fast.training.optim import learning_rate
 from simpro_fast.training.progress import Progress
 from simpro_fast.training.ranks import Ranks, cpu_cores
 from simpro_fast.training.run_dir import RunDirectory, git_commit
-from simpro_fast.training.state import History, collect_state, resume, start_run
+from simpro_fast.training.state import History, collect_state, find_state, restore_state, start_run
 
 
 class Trainer:
@@ -59,16 +66,18 @@ class Trainer:
         self.dataset: ArrayDataset = load_dataset(config.data)
         self.split: Split = make_split(config.data, self.dataset, config.seed)
         self._agree()
-        self._build_training()
+        found = find_state(self) if write else None
+        self._build_training(fresh=found is None)
         self.step = 0
         self.history = History([], 0.0)
         self.last_evaluation: Evaluation | None = None
         self.stopwatch = Stopwatch()
         self.board = Board(None)
-        resumed_from = resume(self) if write else None
+        if found is not None:
+            restore_state(self, found[1])
         self.loader = self._build_loader(make_loader)
         if write:
-            start_run(self, resumed_from)
+            start_run(self, None if found is None else found[0])
         self.progress = Progress(
             config.log.progress, config.train.steps, self.views_per_step, main=ranks.is_main
         )
@@ -174,11 +183,16 @@ class Trainer:
             self.ranks.agree_on(what, digest)
         self.fingerprint = {"data": digests["data"], "split": digests["split"]}
 
-    def _build_training(self) -> None:
+    def _build_training(self, *, fresh: bool) -> None:
         config, ranks, data = self.config, self.ranks, self.config.data
         num_classes = len(self.dataset.class_names)
         side = self.dataset.images.shape[1]
         model: nn.Module = build_model(config.model, num_classes, side, seed=config.seed)
+        self.pretrained: PretrainedReport | None = None
+        if fresh and config.model.weights is not None:  # a checkpoint holds the weights itself
+            self.pretrained = load_pretrained(model, config.model.weights)
+            ranks.agree_on("file of model.weights", self.pretrained.sha256)
+            self.fingerprint["weights"] = self.pretrained.sha256
         model = model.to(ranks.device)
         if ranks.world_size > 1 and config.distributed.sync_bn is True:
             model = convert_sync_batch_norm(model)
