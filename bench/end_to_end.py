@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 from baseline import Baseline, PillowLoader
+from bench_step import synthetic_loader
 from common import RESULTS, machine, save_bars, write_table
 from pictures import write_pictures
 
@@ -35,9 +36,7 @@ from simpro_fast.config import Config, load_config
 from simpro_fast.data.loader import (
     Batch,
     Loader,
-    SyntheticLoader,
     build_loader,
-    rank_shapes,
     resolve_views,
 )
 from simpro_fast.errors import UserError
@@ -179,28 +178,16 @@ def turn(step: Callable[[], Any], part: str, steps: int, device: torch.device) -
     return (time.perf_counter() - started) / steps
 
 
-def resident_loader(data: Any, dataset: Any, split: Any, **arguments: Any) -> Loader:
-    """Stands in for `build_loader`: one random batch on the device."""
-    names = ("labeled_views", "strong_views", "world_size")
-    return SyntheticLoader(
-        rank_shapes(data, **{name: arguments[name] for name in names}),
-        image_size=dataset.image_size,
-        num_classes=dataset.num_classes,
-        device=arguments["device"],
-        start_step=arguments["start_step"],
-    )
-
-
 def measure(
     name: str, config: Config, ranks: Ranks, parts: list[str], rounds: int, steps: int, workers: int
 ) -> list[dict[str, Any]]:
     """One row per part: views per second of both and their ratio."""
     rows = []
     for part in parts:
-        make = resident_loader if part == "train" else build_loader
+        make = synthetic_loader if part == "train" else build_loader
         ours = Trainer(config, ranks, make_loader=make, write=False)
         theirs = Baseline(config, ours.model, ours.split, ours.alpha)
-        resident = resident_loader(
+        resident = synthetic_loader(
             config.data,
             ours.dataset,
             ours.split,

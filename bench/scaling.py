@@ -30,8 +30,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from bench_step import synthetic_loader
 from common import RESULTS, machine, write_table
-from end_to_end import resident_loader
 from links import all_reduce_seconds
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -129,7 +129,7 @@ def measured_rank(rank: int, world: int, folder: str, steps: int) -> None:
                 "device=cpu",
             ],
         )
-        trainer = Trainer(config, ranks, make_loader=resident_loader, write=False)
+        trainer = Trainer(config, ranks, make_loader=synthetic_loader, write=False)
         for _ in range(3):
             trainer.train_step()
         sizes, stop = count_collectives()
