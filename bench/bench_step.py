@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import machine, write_table
+from common import machine, names_of, write_table
 
 from simpro_fast.config import Config, load_config
 from simpro_fast.data.loader import Loader, SyntheticLoader, build_loader, rank_shapes
@@ -100,7 +100,7 @@ def measure(config: Config, parts: Sequence[str], steps: int) -> list[dict[str, 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Time data, training and the full step.")
     parser.add_argument("--config", default="digits_lt/reversed")
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--part", type=names_of(PARTS), default=PARTS, metavar="PART,...")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--output", type=Path, help="CSV file to add the rows to")
     options, overrides = parser.parse_known_args()

@@ -1,7 +1,7 @@
 """Views trained per second: ours against the usual way to write it, side by side.
 
     python bench/end_to_end.py                                  # digits, Fashion-MNIST, CIFAR shape
-    python bench/end_to_end.py --recipe resnet50_32 resnet50_64 resnet50_224
+    python bench/end_to_end.py --recipe resnet50_32,resnet50_64,resnet50_224
     python bench/end_to_end.py --device cuda train.precision=bf16 train.compile=default
     python bench/end_to_end.py --recipe digits --smoke          # a check in seconds, nothing kept
 
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from baseline import Baseline, PillowLoader
 from bench_step import synthetic_loader
-from common import RESULTS, machine, save_bars, write_table
+from common import RESULTS, machine, names_of, save_bars, write_table
 from pictures import write_pictures
 
 from simpro_fast.config import Config, load_config
@@ -95,6 +95,7 @@ RECIPES = {
         pictures=True,
     ),
 }
+CPU_RECIPES = ["digits", "fashion_mnist", "cifar"]
 
 
 class Remembering:
@@ -275,8 +276,8 @@ def configured(name: str, device: str, folder: Path, overrides: list[str]) -> Co
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Ours against the usual PyTorch training.")
-    parser.add_argument("--recipe", nargs="+", choices=list(RECIPES), metavar="NAME")
-    parser.add_argument("--part", nargs="+", choices=list(WARM_UP), default=list(WARM_UP))
+    parser.add_argument("--recipe", type=names_of(RECIPES), default=CPU_RECIPES, metavar="NAME,...")
+    parser.add_argument("--part", type=names_of(WARM_UP), default=list(WARM_UP), metavar="PART,...")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8, help="timed steps of a turn")
@@ -288,7 +289,7 @@ def main() -> int:
     rounds, steps = (1, 1) if options.smoke else (options.rounds, options.steps)
     print("  ".join(f"{key} {value}" for key, value in machine().items()), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        for name in options.recipe or ["digits", "fashion_mnist", "cifar"]:
+        for name in options.recipe:
             config = configured(name, options.device, Path(folder), overrides)
             if ranks is None:
                 check_launch(config)

@@ -91,7 +91,7 @@ else
         data.labeled_max=1 data.unlabeled_max=2 data.classes=1000 data.image_size=224 train.precision=bf16
 fi
 if has nvidia.dali; then
-    part "data pipeline" 90 "$python" bench/bench_step.py --part data full --steps 10 --output "$output/step.csv" \
+    part "data pipeline" 90 "$python" bench/bench_step.py --part data,full --steps 10 --output "$output/step.csv" \
         --config configs/digits_lt/reversed.yaml distributed.engine=plain "device=$device"
     if [ -z "$smoke" ] && [ -d /usr/share/datasets/fashion-mnist ]; then
         part "Fashion-MNIST-LT, a whole run" 200 "$python" launch/train.py --config configs/fashion_mnist_lt/reversed.yaml \
