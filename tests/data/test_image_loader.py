@@ -96,7 +96,7 @@ def test_decoder_equals_pillow_in_every_format(tmp_path: Path) -> None:
     @pipeline_def
     def pipeline() -> Any:
         fn, _, _ = import_dali()
-        return decode(fn.external_source(source=lambda: names, batch=True), gpu=False)
+        return decode(fn.external_source(source=lambda: names, batch=True), read=True, gpu=False)
 
     pipe = pipeline(batch_size=len(paths), num_threads=1, device_id=None, exec_dynamic=True)
     pipe.build()
