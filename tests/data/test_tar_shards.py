@@ -269,6 +269,36 @@ def test_hostile_extension_headers_end(tmp_path: Path) -> None:
     assert "an endless name" in refusal(lambda: scan(tmp_path / "z.tar"))
 
 
+def test_member_whose_change_could_not_be_noticed_is_refused(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        info = tarfile.TarInfo("0001.jpg")
+        info.pax_headers = {"path": "0002.jpg"}
+        tar.addfile(info)
+    assert "member 0002.jpg has an odd header" in refusal(lambda: scan(tmp_path / "x.tar"))
+
+
+def test_member_that_moved_is_not_read(tmp_path: Path) -> None:
+    """A shard written anew must not give another picture under an old place."""
+    path = write_tar(tmp_path / "x.tar", [("1.jpg", jpeg(1)), ("2.jpg", jpeg(2))])
+    first, second = _members(path)
+    assert first.read_bytes() and second.read_bytes()
+    with path.open("r+b") as file:
+        file.truncate(second.offset + 10)
+    with pytest.raises(OSError, match="ends within this member"):
+        second.read_bytes()
+    write_tar(path, [("1.jpg", jpeg(1)), ("new.jpg", jpeg(2))])
+    assert first.read_bytes() == jpeg(1)
+    for look in (second.read_bytes, second.verify, second.open):
+        with pytest.raises(OSError, match="changed since it was listed"):
+            look()
+    status = "unreadable: the shard has changed since it was listed"
+    assert check_file(second).status == read_header(second).status == status
+    with pytest.raises(UserError, match=f"^{path} member 2.jpg: {status}"):
+        read_rgb(second)
+    path.unlink()
+    assert check_file(first).status == "unreadable: No such file or directory"
+
+
 def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(8, 12):
         write_tar(tmp_path / f"heap-{i:04}.tar", [])
