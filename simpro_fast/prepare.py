@@ -113,7 +113,13 @@ def _data(options: argparse.Namespace) -> DataConfig | None:
             raise ConfigError("--config and --labeled/--unlabeled/--val exclude each other")
         return load_config(options.config, options.overrides).data
     if options.overrides:
-        raise ConfigError(f"{options.overrides[0]} needs --config")
+        first = options.overrides[0]
+        if "=" not in first:
+            raise ConfigError(
+                f"{first} is one too many: --labeled and --val take one folder, shard or pattern; "
+                "quote patterns ('train-{000..009}.tar')"
+            )
+        raise ConfigError(f"{first} needs --config")
     if not (options.labeled and options.unlabeled):
         raise ConfigError("give --labeled and --unlabeled, or --config")
     return None

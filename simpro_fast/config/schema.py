@@ -142,9 +142,10 @@ class DataConfig(Section):
     # Own files (`name: images`): folders, or a manifest that launch/prepare.py wrote. The class
     # counts are those of the files, so labeled_max ... unlabeled_distribution are not looked at.
     labeled: FilePath | None = None
-    """Folder with one subfolder of images per class."""
+    """Folder with one subfolder of images per class, or tar shards: a .tar file, a pattern
+    (`x-{000..127}.tar`, `x-*.tar`) or a folder of them."""
     unlabeled: FilePaths = ()
-    """One or more folders of images, flat or nested."""
+    """One or more folders of images, flat or nested, or tar shards."""
     val: FilePath | None = None
     """Folder like `labeled`, to test on."""
     manifest: FilePath | None = None

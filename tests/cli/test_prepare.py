@@ -265,6 +265,7 @@ def test_tar_shards(
         (["--config", "digits_lt/reversed", "--pack", "8", "--output", "o"], "own images"),
         (["--labeled", "a", "--unlabeled", "b", "--output", "o", "--pack", "0"], "'0'"),
         (["--labeled", "a", "--unlabeled", "b"], "--output"),
+        (["--output", "o", "--unlabeled", "u", "--labeled", "a.tar", "b.tar"], "quote patterns"),
         (["a=1", "--labeled", "a", "--unlabeled", "b", "--output", "o"], "a=1 needs --config"),
     ],
 )

@@ -442,8 +442,12 @@ def test_shard_that_vanished_or_changed_stops_even_when_skipping(shards: Path, c
 
 
 @pytest.mark.gpu
-def test_gpu_views_are_close_to_the_cpu_ones(shared: Path) -> None:
-    folders = {"labeled": shared / "labeled", "unlabeled": shared / "unlabeled"}
+@pytest.mark.parametrize("kind", ["files", "shards"])
+def test_gpu_views_are_close_to_the_cpu_ones(shared: Path, tmp_path: Path, kind: str) -> None:
+    folders = {part: shared / part for part in ("labeled", "unlabeled")}
+    if kind == "shards":
+        as_shards(shared, tmp_path)
+        folders = {part: tmp_path / f"{part}-*.tar" for part in folders}
     data = DataConfig(name="images", image_size=SIDE, batch_size=BATCH, mu=MU, cutout=0, **folders)
     dataset = load_own_images(data)
     found = {}
