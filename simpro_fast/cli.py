@@ -7,6 +7,7 @@ import difflib
 import logging
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import NoReturn
 
 from simpro_fast.config import Config, dump_config, load_config
@@ -65,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the training command.
 
     Returns:
-        the exit code: 0 done, 1 failure, 2 usage or configuration, 130 interrupted by Ctrl-C.
+        the exit code: 0 done, 1 failure, 2 usage or configuration, 75 preempted (the same command
+        goes on), 130 interrupted by Ctrl-C.
     """
     from simpro_fast.training.ranks import rank_from_environment, world_size_from_environment
 
@@ -104,29 +106,37 @@ def _log_to_terminal(is_main: bool) -> None:
 
 
 def _train(config: Config, dry_run: bool) -> int:
+    from simpro_fast.training.ending import conclude
     from simpro_fast.training.finish import check_report_packages
     from simpro_fast.training.ranks import check_launch, start_ranks, stop_ranks
     from simpro_fast.training.resume import is_finished
     from simpro_fast.training.start import announce, announce_dry_run
     from simpro_fast.training.trainer import Trainer
+    from simpro_fast.training.watchdog import Watchdog
 
     check_launch(config)
     check_report_packages(config)
     ranks = start_ranks(config)
     _log_to_terminal(ranks.is_main)
+    watchdog = Watchdog(config, ranks, write=not dry_run)
     try:
         if not dry_run and is_finished(config, ranks):
             return DONE
-        trainer = Trainer(config, ranks, write=not dry_run)
-        try:
-            announce(trainer)
-            if dry_run:
-                trainer.train_step()
-                announce_dry_run(trainer)
-            else:
-                trainer.fit()
-        finally:
-            trainer.close()
+        watchdog.start()
+        with ExitStack() as stack:
+            try:
+                trainer = Trainer(config, ranks, write=not dry_run, watchdog=watchdog)
+                stack.callback(trainer.close)
+                announce(trainer)
+                if dry_run:
+                    trainer.train_step()
+                    announce_dry_run(trainer)
+                else:
+                    trainer.fit()
+            except BaseException as error:
+                # While the process group still stands: others may be waiting for this rank in it.
+                return conclude(error, watchdog)
+        return DONE
     finally:
         stop_ranks()
-    return DONE
+        watchdog.close()

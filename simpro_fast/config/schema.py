@@ -135,17 +135,13 @@ class DataConfig(Section):
     """Largest shift of the random crop in pixels; None: an eighth of the side."""
     prefetch: int = Field(2, gt=0, le=64)
     """Batches that the pipeline prepares ahead."""
-    resident: Literal["auto", "device", "host"] = "auto"
-    """Arrays of images on a GPU: in its memory, on the host, or (auto) in its memory if they take
-    at most half of what is free when training starts. On a CPU they are on the host."""
 
     # Own files (`name: images`): folders, or a manifest that launch/prepare.py wrote. The class
     # counts are those of the files, so labeled_max ... unlabeled_distribution are not looked at.
     labeled: FilePath | None = None
-    """Folder with one subfolder of images per class, or tar shards: a .tar file, a pattern
-    (`x-{000..127}.tar`, `x-*.tar`) or a folder of them."""
+    """Folder with one subfolder of images per class."""
     unlabeled: FilePaths = ()
-    """One or more folders of images, flat or nested, or tar shards."""
+    """One or more folders of images, flat or nested."""
     val: FilePath | None = None
     """Folder like `labeled`, to test on."""
     manifest: FilePath | None = None
@@ -308,6 +304,13 @@ class DistributedConfig(Section):
     false is for one rank only: several would train different networks."""
     expect_world_size: int | None = Field(None, gt=0)
     """Refuse to start with another number of ranks."""
+    collective_timeout: float = Field(1800, gt=0, le=1e6)
+    """Seconds that a rank waits for the others in one collective, whatever they do meanwhile."""
+    stall_timeout: float = Field(600, gt=0, le=1e6)
+    """Seconds without progress in a training step after which the run ends and names the rank that
+    hangs; the first step, evaluation and saving may take longer. A single rank only warns."""
+    preempt_grace: float = Field(25, gt=0, le=1e6)
+    """Seconds from SIGTERM or SIGUSR1 to the end, saved or not; launchers often kill after 30."""
 
 
 class CheckpointConfig(Section):
@@ -317,6 +320,9 @@ class CheckpointConfig(Section):
     """In steps; the last step is always saved."""
     keep: int = Field(2, gt=1)
     """Newest checkpoints kept; at least 2, since the newest may be damaged."""
+    on_error: Literal["stop", "continue"] = "stop"
+    """When the disk refuses a checkpoint or a row of metrics: stop, or warn, train on and try again
+    at the next turn."""
     resume: str = "auto"
     """`auto`, `none`, or the path of a checkpoint file or folder."""
 

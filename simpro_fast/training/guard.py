@@ -1,7 +1,8 @@
-"""Stops all ranks together when a loss is not finite, before it can spread."""
+"""Stops all ranks together: at a loss that is not finite before it can spread, or on request."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,34 +36,48 @@ def refuse_non_finite(state: dict[str, Any], step: int) -> None:
             )
 
 
-class FiniteGuard:
-    """Watches one loss per step over all ranks.
+class StepGuard:
+    """Agrees with the other ranks, in one small collective per step, on two questions.
 
-    On CPU `watch` raises at once, so the weights stay clean. On CUDA it copies a flag to the host
-    without waiting and `confirm`, called after the optimizer step is queued, waits for the copy:
-    that is the end of this step's forward pass, while the device still has the backward pass to
-    do. The EMA and checkpoints come after `confirm` and never see a bad step.
+    Is a loss not finite? On CPU `watch` raises at once, so the weights stay clean. On CUDA it
+    copies the answers to the host without waiting and `confirm`, called after the optimizer step
+    is queued, waits for the copy: that is the end of this step's forward pass, while the device
+    still has the backward pass to do. The EMA and checkpoints come after `confirm` and never see a
+    bad step.
+
+    Has any rank been asked to stop? Then `stop_agreed` becomes true in the same step on all.
+
+    Args:
+        ranks: that agree.
+        stop_requested: whether this rank has been asked to stop; looked at in every `watch`.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, ranks: Ranks, stop_requested: Callable[[], bool] = lambda: False) -> None:
+        self._ranks, self._stop_requested = ranks, stop_requested
+        self.stop_agreed = False
         self._cuda = ranks.device.type == "cuda"
         if self._cuda:
-            self._host = torch.zeros(1, pin_memory=True)
+            self._host = torch.zeros(2, pin_memory=True)
             self._copied = torch.cuda.Event()
 
     def watch(self, loss: Tensor, step: int) -> None:
-        bad = (~torch.isfinite(loss.detach())).to(torch.float32).reshape(1)
-        self._ranks.sum(bad)
+        bad = (~torch.isfinite(loss.detach())).to(torch.float32).reshape(())
+        asked = torch.full_like(bad, float(self._stop_requested()))
+        answers = self._ranks.sum(torch.stack((bad, asked)))
         self._step = step
         if self._cuda:
-            self._host.copy_(bad, non_blocking=True)
+            self._host.copy_(answers, non_blocking=True)
             self._copied.record()
-        elif bad.item():
-            raise NonFiniteLossError(step)
+        elif answers.any().item():  # the one read of a usual step
+            self._obey(answers)
 
     def confirm(self) -> None:
         if self._cuda:
             self._copied.synchronize()
-            if self._host.item():
-                raise NonFiniteLossError(self._step)
+            self._obey(self._host)
+
+    def _obey(self, answers: Tensor) -> None:
+        bad, asked = answers.tolist()
+        self.stop_agreed = self.stop_agreed or asked > 0
+        if bad:
+            raise NonFiniteLossError(self._step)

@@ -16,8 +16,6 @@ import torch.distributed as dist
 from simpro_fast.config import Config
 from simpro_fast.errors import ConfigError, UserError
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-
 
 @dataclass(frozen=True)
 class Ranks:
@@ -152,7 +150,8 @@ def start_ranks(config: Config) -> Ranks:
     torch.set_num_threads(config.train.threads or max(1, cpu_cores() // local_world))
     ranks = Ranks(rank, local_rank, world, local_world, device)
     if config.distributed.engine == "deepspeed" or world > 1:
-        _create_process_group(ranks)
+        timeout = timedelta(seconds=config.distributed.collective_timeout)
+        _create_process_group(ranks, timeout)
     return ranks
 
 
@@ -161,17 +160,17 @@ def cpu_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _create_process_group(ranks: Ranks) -> None:
+def _create_process_group(ranks: Ranks, timeout: timedelta) -> None:
     if dist.is_initialized():
         return
     backend = "nccl" if ranks.device.type == "cuda" else "gloo"
     if ranks.world_size == 1:
         # An in-memory store: a single rank opens no port at all.
         dist.init_process_group(
-            backend, store=dist.HashStore(), rank=0, world_size=1, timeout=COLLECTIVE_TIMEOUT
+            backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
         )
     else:
-        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+        dist.init_process_group(backend, timeout=timeout)
     # DeepSpeed reads these even when the group already exists.
     for name, value in (
         ("RANK", ranks.rank),

@@ -18,6 +18,7 @@ from simpro_fast.errors import UserError
 from simpro_fast.files import finite, read_json, write_atomically, write_json
 from simpro_fast.training.checkpoint import list_checkpoints, step_of
 from simpro_fast.training.ranks import Ranks, cpu_cores
+from simpro_fast.training.watchdog import FOLDERS
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,9 @@ class RunDirectory:
         self.summary = path / "summary.json"
 
     def is_empty(self) -> bool:
-        return not self.path.exists() or not any(self.path.iterdir())
+        """Whether nothing of a run is there; what ranks wrote for each other does not count."""
+        names = {p.name for p in self.path.iterdir()} if self.path.exists() else set()
+        return names <= set(FOLDERS)
 
     def read_summary(self) -> dict[str, Any] | None:
         """The summary of a finished run, or None; a damaged one is named and counts as none."""

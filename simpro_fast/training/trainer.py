@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from hashlib import sha256
 from typing import Any
 
@@ -32,14 +33,19 @@ from simpro_fast.training import finish
 from simpro_fast.training.board import Board
 from simpro_fast.training.checkpoint import list_checkpoints, save_checkpoint
 from simpro_fast.training.engine import build_engine, require_compiler
+from simpro_fast.training.failures import PeerError
 from simpro_fast.training.forward import ViewForward
-from simpro_fast.training.guard import FiniteGuard, NonFiniteLossError, refuse_non_finite
+from simpro_fast.training.guard import NonFiniteLossError, StepGuard, refuse_non_finite
 from simpro_fast.training.meter import Meter, Stopwatch
 from simpro_fast.training.optim import learning_rate
+from simpro_fast.training.preemption import Preempted
 from simpro_fast.training.progress import Progress
 from simpro_fast.training.ranks import Ranks, cpu_cores
 from simpro_fast.training.run_dir import RunDirectory, git_commit
 from simpro_fast.training.state import History, collect_state, find_state, restore_state, start_run
+from simpro_fast.training.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -50,6 +56,7 @@ class Trainer:
         ranks: this process among all, see `start_ranks`.
         make_loader: `build_loader` (DALI) or a stand-in with its signature.
         write: False leaves no file behind (dry runs, benches).
+        watchdog: told what goes on, and asked whether to stop; None: nobody watches.
     """
 
     def __init__(
@@ -59,8 +66,10 @@ class Trainer:
         *,
         make_loader: Callable[..., Loader] = build_loader,
         write: bool = True,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self.config, self.ranks, self.write = config, ranks, write
+        self.watchdog = watchdog or Watchdog(config, ranks)
         self.run = RunDirectory(config.run_dir)
         self.commit = git_commit()  # now: the tree may change while the run goes on
         self.dataset: ArrayDataset = load_dataset(config.data)
@@ -120,26 +129,34 @@ class Trainer:
 
         Raises:
             UserError: a loss that is not finite, data or disk trouble. Checkpoints stay whole.
+            Preempted: some rank was asked to stop; all ranks raise it after the same step.
         """
-        config, started = self.config, time.perf_counter()
+        config, started, watchdog = self.config, time.perf_counter(), self.watchdog
         seconds_before = self.history.seconds
         self.progress.begin(self.step)
-        with self._profiler() as profiler:
+        watchdog.begin(self.step)
+        with closing(self.progress), self._profiler() as profiler:
             while self.step < config.train.steps:
                 try:
                     self.train_step()
                 except NonFiniteLossError as error:
                     raise self._explain(error) from None
+                watchdog.step_done(self.step)
                 if profiler is not None:
                     profiler.step()
                 self.history.seconds = seconds_before + time.perf_counter() - started
-                last = self.step == config.train.steps
+                last, stop = self.step == config.train.steps, self.guard.stop_agreed
                 if self.step % config.train.period == 0 or last:
-                    self._finish_period(last)
-                if self.step % config.checkpoint.every == 0 or last:
-                    self.save()
-        self.progress.close()
-        return finish.finish_run(self)
+                    with watchdog.phase("evaluation"):
+                        self._finish_period(last)
+                saved = None
+                if self.step % config.checkpoint.every == 0 or last or stop:
+                    with watchdog.phase("saving"):
+                        saved = self.save()
+                if stop and not last:
+                    raise Preempted(saved, agreed=True)
+        with watchdog.phase("finishing"):
+            return finish.finish_run(self)
 
     def _finish_period(self, last: bool) -> None:
         """The M step (pi_u and phi), evaluation and one row of metrics."""
@@ -226,7 +243,7 @@ class Trainer:
         self.forward = ViewForward(
             self.engine, self.method, self.rows, config.train, ranks.world_size
         )
-        self.guard = FiniteGuard(ranks)
+        self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
         self.meter = Meter(ranks.device)
 
     def _build_loader(self, make_loader: Callable[..., Loader]) -> Loader:
@@ -283,19 +300,34 @@ class Trainer:
         counts = self.split.unlabeled_counts
         return None if counts is None else kl_divergence(counts, self.method.normalised_pi_u())
 
-    def save(self) -> None:
+    def save(self) -> int | None:
         """Checkpoint of this step. Every rank calls it, since rank-local state is gathered.
+
+        Returns:
+            the step if it was saved; None if it was not, as `checkpoint.on_error=continue` allows.
 
         Raises:
             UserError: the weights are not finite, or the disk is full; nothing is overwritten.
         """
         if not self.write:
-            return
+            return None
         state = collect_state(self)
         refuse_non_finite(state, self.step)
+        refused: UserError | None = None
         if self.ranks.is_main:
-            save_checkpoint(self.run.checkpoints, state, self.config.checkpoint.keep)
-        self.ranks.barrier()
+            try:
+                save_checkpoint(self.run.checkpoints, state, self.config.checkpoint.keep)
+            except UserError as error:
+                refused = error
+        # The others wait here for the file, and learn whether there is one.
+        failed = torch.tensor([float(refused is not None)], device=self.ranks.device)
+        if not self.ranks.sum(failed).item():
+            return self.step
+        if self.config.checkpoint.on_error == "stop":
+            raise refused or PeerError(f"rank 0 could not save the checkpoint of step {self.step}")
+        if refused is not None:
+            logger.warning("%s; training goes on (checkpoint.on_error=continue)", refused)
+        return None
 
     def _explain(self, error: NonFiniteLossError) -> UserError:
         """The same error with what is needed to replay the step and to go on."""

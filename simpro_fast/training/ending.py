@@ -1,0 +1,95 @@
+"""From the exception that ends a run on this rank to one line and an exit code."""
+
+from __future__ import annotations
+
+import traceback
+
+from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.training.failures import (
+    NOTE_DELAY,
+    Failure,
+    PeerError,
+    is_lost_connection,
+    is_mine_to_tell,
+    say,
+)
+from simpro_fast.training.preemption import PREEMPTED, Preempted
+from simpro_fast.training.watchdog import ENDING_SECONDS, INTERRUPTED, Watchdog
+
+
+def conclude(error: BaseException, watchdog: Watchdog) -> int:
+    """Tell the user and the other ranks why this rank ends, and see to it that it does.
+
+    Call it before the process group is left: peers look for the note when their connection breaks.
+
+    Returns:
+        the exit code.
+    """
+    watchdog.requests.ignore()
+    ranks = watchdog.ranks
+    failure, news = _explain(error, watchdog)
+    mine = failure.rank == ranks.rank
+    if news and watchdog.notes is not None:
+        watchdog.notes.leave(failure)
+    # What all ranks find out for themselves, such as a wrong key, one of them tells.
+    told = ranks.is_main if isinstance(error, ConfigError) else is_mine_to_tell(failure, ranks)
+    if told:
+        if mine and not isinstance(error, UserError | OSError | KeyboardInterrupt | Preempted):
+            say("".join(traceback.format_exception(error)).rstrip())
+        say(_line(failure, watchdog))
+    watchdog.end_within(ENDING_SECONDS, failure, "")
+    return failure.exit_code
+
+
+def _explain(error: BaseException, watchdog: Watchdog) -> tuple[Failure, bool]:
+    """What is behind `error`, here or on another rank, and whether the others need a note of it."""
+    requests = watchdog.requests
+    if isinstance(error, KeyboardInterrupt) or requests.interrupted:
+        message = "interrupted; start again to resume from the last checkpoint"
+        return watchdog.failure("interrupted", message, INTERRUPTED), True
+    if isinstance(error, Preempted):
+        step = error.saved_step
+        saved = "nothing was saved" if step is None else f"checkpoint of step {step} is saved"
+        reason = requests.reason or "a signal to another rank"
+        message = f"preempted ({reason}): {saved}; start again to go on"
+        own = watchdog.failure("preempted", message, PREEMPTED)
+        peer = None if error.agreed else _peer(watchdog, 0.0)
+        return peer or own, peer is None and not error.agreed
+    if isinstance(error, PeerError) or is_lost_connection(error):
+        peer = _peer(watchdog, NOTE_DELAY)
+        return peer or watchdog.failure("error", _lost(error, watchdog), 1), False
+    if isinstance(error, UserError):
+        return watchdog.failure("error", str(error), error.exit_code), True
+    if isinstance(error, OSError):
+        message = f"{error}; check the path, its permissions and free space"
+        return watchdog.failure("error", message, 1), True
+    text = str(error).strip().splitlines()
+    message = f"{type(error).__name__}: {text[0] if text else ''}"
+    return watchdog.failure("error", message, 1), True
+
+
+def _peer(watchdog: Watchdog, wait: float) -> Failure | None:
+    return watchdog.notes.first(wait) if watchdog.notes is not None else None
+
+
+def _lost(error: BaseException, watchdog: Watchdog) -> str:
+    """What can be said without a note: the peer was killed, or its machine is gone."""
+    if isinstance(error, PeerError):
+        return str(error)
+    gone = watchdog.heartbeats.gone() if watchdog.heartbeats is not None else []
+    if gone:
+        beat = gone[0]
+        return (
+            f"rank {beat.rank} on {beat.host} has gone after step {beat.step} without a message: "
+            "killed, perhaps for want of memory; look at its output and at the system's log"
+        )
+    reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    return f"lost the connection to another rank; look at its output ({reason})"
+
+
+def _line(failure: Failure, watchdog: Watchdog) -> str:
+    ranks = watchdog.ranks
+    if failure.kind in ("interrupted", "preempted"):
+        return failure.message
+    where = f" [rank {ranks.rank}]" if ranks.world_size > 1 else ""
+    return f"error{where}: {failure.message if failure.rank == ranks.rank else failure}"
