@@ -1,6 +1,6 @@
 """Where a training step's time goes: data alone, training alone, both together.
 
-    python bench/bench_step.py [--config digits_lt/reversed] [--steps 20] [key.sub=value ...]
+    python bench/bench_step.py [--config digits_lt/reversed] [--part train] [key.sub=value ...]
 
 `data` takes batches from the DALI loader and drops them, `train` runs the trainer's own step on
 one resident synthetic batch, `full` is the real thing. Each is warmed up first and then timed step
@@ -11,22 +11,24 @@ On two CPU cores the default ends in less than a minute. `--output FILE` adds th
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import machine, names_of, write_table
 
 from simpro_fast.config import Config, load_config
 from simpro_fast.data.loader import Loader, SyntheticLoader, build_loader, rank_shapes
+from simpro_fast.errors import UserError
+from simpro_fast.training.finish import peak_memory_mib
 from simpro_fast.training.ranks import check_launch, start_ranks, stop_ranks
-from simpro_fast.training.run_dir import git_commit, machine
 from simpro_fast.training.trainer import Trainer
 
 WARM_UP = 5
+PARTS = ("data", "train", "full")
 
 
 def synthetic_loader(data: Any, dataset: Any, split: Any, **arguments: Any) -> Loader:
@@ -38,8 +40,8 @@ def synthetic_loader(data: Any, dataset: Any, split: Any, **arguments: Any) -> L
             strong_views=arguments["strong_views"],
             world_size=arguments["world_size"],
         ),
-        image_size=dataset.images.shape[1],
-        num_classes=len(dataset.class_names),
+        image_size=dataset.image_size,
+        num_classes=dataset.num_classes,
         device=arguments["device"],
         start_step=arguments["start_step"],
     )
@@ -58,36 +60,37 @@ def timed(step: Callable[[int], Any], steps: int, device: torch.device) -> list[
     return sorted(times)
 
 
-def measure(config: Config, steps: int) -> list[dict[str, Any]]:
-    """One row for each of data, train and full."""
+def measure(config: Config, parts: Sequence[str], steps: int) -> list[dict[str, Any]]:
+    """One row for each of `parts`."""
     ranks = start_ranks(config)
     rows = []
-    for what, make_loader in (
-        ("data", build_loader),
-        ("train", synthetic_loader),
-        ("full", build_loader),
-    ):
+    for part in parts:
+        make_loader = synthetic_loader if part == "train" else build_loader
+        if ranks.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
         trainer = Trainer(config, ranks, make_loader=make_loader, write=False)
-        run = trainer.loader.next if what == "data" else lambda _, t=trainer: t.train_step()
+        run = trainer.loader.next if part == "data" else lambda _, t=trainer: t.train_step()
         times = timed(run, steps, ranks.device)
         trainer.close()
         p20, p50, p80 = (times[int(q * (len(times) - 1))] for q in (0.2, 0.5, 0.8))
         rows.append(
             {
-                "what": what,
+                "part": part,
                 "config": config.name,
                 "model": config.model.name,
+                "image_size": trainer.dataset.image_size,
+                "classes": trainer.dataset.num_classes,
                 "views": trainer.views_per_step,
+                "precision": config.train.precision,
+                "compile": config.train.compile,
+                "loss": config.method.impl,
                 "steps": steps,
                 "ms_p20": round(p20, 2),
                 "ms_p50": round(p50, 2),
                 "ms_p80": round(p80, 2),
                 "views_per_second": round(1e3 * trainer.views_per_step / p50),
+                "peak_memory_mib": peak_memory_mib(ranks.device),
                 "engine": config.distributed.engine,
-                "threads": torch.get_num_threads(),
-                "torch": torch.__version__,
-                "commit": git_commit(),
-                "machine": machine(),
             }
         )
     stop_ranks()
@@ -97,29 +100,29 @@ def measure(config: Config, steps: int) -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Time data, training and the full step.")
     parser.add_argument("--config", default="digits_lt/reversed")
+    parser.add_argument("--part", type=names_of(PARTS), default=PARTS, metavar="PART,...")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--output", type=Path, help="CSV file to add the rows to")
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
-    options = parser.parse_args()
-    config = load_config(options.config, ["log.progress=off", *options.overrides])
+    options, overrides = parser.parse_known_args()
+    config = load_config(options.config, ["log.progress=off", *overrides])
     check_launch(config)
-    rows = measure(config, options.steps)
-    print(f"{config.name}, {rows[0]['views']} views per step, {rows[0]['machine']}")
-    print(f"{'':8}{'p20 ms':>10}{'p50 ms':>10}{'p80 ms':>10}{'views/s':>12}")
+    rows = measure(config, options.part, options.steps)
+    here = machine()
+    print(f"{config.name}, {rows[0]['views']} views per step, {here['machine']}")
+    print(f"{'':8}{'p20 ms':>10}{'p50 ms':>10}{'p80 ms':>10}{'views/s':>12}{'peak MiB':>10}")
     for row in rows:
         print(
-            f"{row['what']:8}{row['ms_p20']:>10.1f}{row['ms_p50']:>10.1f}{row['ms_p80']:>10.1f}"
-            f"{row['views_per_second']:>12,}"
+            f"{row['part']:8}{row['ms_p20']:>10.1f}{row['ms_p50']:>10.1f}{row['ms_p80']:>10.1f}"
+            f"{row['views_per_second']:>12,}{row['peak_memory_mib']:>10,.0f}"
         )
     if options.output:
-        new = not options.output.exists()
-        with options.output.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            if new:
-                writer.writeheader()
-            writer.writerows(rows)
+        same = ("part", "config", "views", "precision", "compile", "loss", "engine")
+        write_table(options.output, rows, replace=same)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except UserError as error:
+        sys.exit(f"error: {error}")

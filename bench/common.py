@@ -250,6 +250,23 @@ def arguments_of(description: str | None, arguments: list[str] | None) -> argpar
     return options
 
 
+def names_of(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """An argparse type: names with commas between them, each one of `known`.
+
+    Overrides may follow, which `nargs` would swallow.
+    """
+    valid = list(known)
+
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        for name in names:
+            if name not in valid:
+                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(valid)}")
+        return names
+
+    return parse
+
+
 def fresh_compilation() -> None:
     """Forget compiled code, so that torch.compile sees each shape as the only one."""
     torch.compiler.reset()

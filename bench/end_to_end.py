@@ -1,7 +1,7 @@
 """Views trained per second: ours against the usual way to write it, side by side.
 
     python bench/end_to_end.py                                  # digits, Fashion-MNIST, CIFAR shape
-    python bench/end_to_end.py --recipe resnet50_32 resnet50_64 resnet50_224
+    python bench/end_to_end.py --recipe resnet50_32,resnet50_64,resnet50_224
     python bench/end_to_end.py --device cuda train.precision=bf16 train.compile=default
     python bench/end_to_end.py --recipe digits --smoke          # a check in seconds, nothing kept
 
@@ -28,16 +28,15 @@ from typing import Any
 
 import torch
 from baseline import Baseline, PillowLoader
-from common import RESULTS, machine, save_bars, write_table
+from bench_step import synthetic_loader
+from common import RESULTS, machine, names_of, save_bars, write_table
 from pictures import write_pictures
 
 from simpro_fast.config import Config, load_config
 from simpro_fast.data.loader import (
     Batch,
     Loader,
-    SyntheticLoader,
     build_loader,
-    rank_shapes,
     resolve_views,
 )
 from simpro_fast.errors import UserError
@@ -96,6 +95,7 @@ RECIPES = {
         pictures=True,
     ),
 }
+CPU_RECIPES = ["digits", "fashion_mnist", "cifar"]
 
 
 class Remembering:
@@ -179,28 +179,16 @@ def turn(step: Callable[[], Any], part: str, steps: int, device: torch.device) -
     return (time.perf_counter() - started) / steps
 
 
-def resident_loader(data: Any, dataset: Any, split: Any, **arguments: Any) -> Loader:
-    """Stands in for `build_loader`: one random batch on the device."""
-    names = ("labeled_views", "strong_views", "world_size")
-    return SyntheticLoader(
-        rank_shapes(data, **{name: arguments[name] for name in names}),
-        image_size=dataset.image_size,
-        num_classes=dataset.num_classes,
-        device=arguments["device"],
-        start_step=arguments["start_step"],
-    )
-
-
 def measure(
     name: str, config: Config, ranks: Ranks, parts: list[str], rounds: int, steps: int, workers: int
 ) -> list[dict[str, Any]]:
     """One row per part: views per second of both and their ratio."""
     rows = []
     for part in parts:
-        make = resident_loader if part == "train" else build_loader
+        make = synthetic_loader if part == "train" else build_loader
         ours = Trainer(config, ranks, make_loader=make, write=False)
         theirs = Baseline(config, ours.model, ours.split, ours.alpha)
-        resident = resident_loader(
+        resident = synthetic_loader(
             config.data,
             ours.dataset,
             ours.split,
@@ -288,8 +276,8 @@ def configured(name: str, device: str, folder: Path, overrides: list[str]) -> Co
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Ours against the usual PyTorch training.")
-    parser.add_argument("--recipe", nargs="+", choices=list(RECIPES), metavar="NAME")
-    parser.add_argument("--part", nargs="+", choices=list(WARM_UP), default=list(WARM_UP))
+    parser.add_argument("--recipe", type=names_of(RECIPES), default=CPU_RECIPES, metavar="NAME,...")
+    parser.add_argument("--part", type=names_of(WARM_UP), default=list(WARM_UP), metavar="PART,...")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8, help="timed steps of a turn")
@@ -301,7 +289,7 @@ def main() -> int:
     rounds, steps = (1, 1) if options.smoke else (options.rounds, options.steps)
     print("  ".join(f"{key} {value}" for key, value in machine().items()), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        for name in options.recipe or ["digits", "fashion_mnist", "cifar"]:
+        for name in options.recipe:
             config = configured(name, options.device, Path(folder), overrides)
             if ranks is None:
                 check_launch(config)

@@ -16,9 +16,10 @@ from typing import Any, NoReturn
 from simpro_fast.config import load_config
 from simpro_fast.config.schema import Config, DataConfig
 from simpro_fast.config.suggest import suggest_config
-from simpro_fast.data.image_scan import Ignored, scan_folders
+from simpro_fast.data.ignored import Ignored
+from simpro_fast.data.image_scan import scan_folders
 from simpro_fast.data.imagenet_tree import IMAGENET, list_tree
-from simpro_fast.data.manifest import Manifest, read_manifest, write_manifest
+from simpro_fast.data.manifest import Manifest, Row, read_manifest, write_manifest
 from simpro_fast.data.packed import is_packed, pack, packed_path
 from simpro_fast.data.preparation import CACHE_NAME, Checked, check_images, refuse_empty_classes
 from simpro_fast.errors import ConfigError, UserError
@@ -46,9 +47,15 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", help="take the data set from this configuration")
-    parser.add_argument("--labeled", type=Path, help="folder with one subfolder per class")
     parser.add_argument(
-        "--unlabeled", type=Path, nargs="+", action="extend", help="folders, flat or nested"
+        "--labeled", type=Path, help="folder with one subfolder per class, or tar shards"
+    )
+    parser.add_argument(
+        "--unlabeled",
+        type=Path,
+        nargs="+",
+        action="extend",
+        help="folders, flat or nested, or tar shards",
     )
     parser.add_argument("--val", type=Path, help="folder like --labeled, to test on")
     parser.add_argument("--output", type=Path, required=True, help="folder for the results")
@@ -106,7 +113,13 @@ def _data(options: argparse.Namespace) -> DataConfig | None:
             raise ConfigError("--config and --labeled/--unlabeled/--val exclude each other")
         return load_config(options.config, options.overrides).data
     if options.overrides:
-        raise ConfigError(f"{options.overrides[0]} needs --config")
+        first = options.overrides[0]
+        if "=" not in first:
+            raise ConfigError(
+                f"{first} is one too many: --labeled and --val take one folder, shard or pattern; "
+                "quote patterns ('train-{000..009}.tar')"
+            )
+        raise ConfigError(f"{first} needs --config")
     if not (options.labeled and options.unlabeled):
         raise ConfigError("give --labeled and --unlabeled, or --config")
     return None
@@ -233,7 +246,7 @@ def _table(checked: Checked, ignored: Ignored) -> Iterator[str]:
         yield "note: no val images; set data.holdout_per_class, or nothing is measured"
     problems = checked.problems()
     for row in problems[:_SHOWN]:
-        yield f"{row.path}: {row.status}"
+        yield f"{row.image}: {row.status}"
     if len(problems) > _SHOWN:
         yield f"... and {len(problems) - _SHOWN} more"
 
@@ -244,8 +257,13 @@ def _report(checked: Checked, ignored: Ignored) -> dict[str, Any]:
         "counts": {split: dict(sorted(of.items())) for split, of in checked.counts().items()},
         "ignored": dict(ignored.counts),
         "repeats": checked.repeats,
-        "problems": [{"path": row.path, "reason": row.status} for row in checked.problems()],
+        "problems": [_problem(row) for row in checked.problems()],
     }
+
+
+def _problem(row: Row) -> dict[str, str]:
+    member = {"member": row.member} if row.member else {}
+    return {"path": row.path, **member, "reason": row.status}
 
 
 def _prepare_benchmark(options: argparse.Namespace) -> int:

@@ -135,13 +135,17 @@ class DataConfig(Section):
     """Largest shift of the random crop in pixels; None: an eighth of the side."""
     prefetch: int = Field(2, gt=0, le=64)
     """Batches that the pipeline prepares ahead."""
+    resident: Literal["auto", "device", "host"] = "auto"
+    """Arrays of images on a GPU: in its memory, on the host, or (auto) in its memory if they take
+    at most half of what is free when training starts. On a CPU they are on the host."""
 
     # Own files (`name: images`): folders, or a manifest that launch/prepare.py wrote. The class
     # counts are those of the files, so labeled_max ... unlabeled_distribution are not looked at.
     labeled: FilePath | None = None
-    """Folder with one subfolder of images per class."""
+    """Folder with one subfolder of images per class, or tar shards: a .tar file, a pattern
+    (`x-{000..127}.tar`, `x-*.tar`) or a folder of them."""
     unlabeled: FilePaths = ()
-    """One or more folders of images, flat or nested."""
+    """One or more folders of images, flat or nested, or tar shards."""
     val: FilePath | None = None
     """Folder like `labeled`, to test on."""
     manifest: FilePath | None = None

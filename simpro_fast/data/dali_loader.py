@@ -11,9 +11,10 @@ import torch
 
 from simpro_fast.config.schema import DataConfig
 from simpro_fast.data.draws import StepDraws, StepSource, ViewSettings
-from simpro_fast.data.graph import build_pipeline, crop_inputs, reflect_pad
+from simpro_fast.data.graph import build_pipeline, crop_inputs
 from simpro_fast.data.loader import Batch, Shapes, StepCounter, Views
 from simpro_fast.data.policy import Operation, strong_table, weak_table
+from simpro_fast.data.resident import ResidentImages
 from simpro_fast.data.sources import ArrayDataset
 from simpro_fast.data.splits import Split
 from simpro_fast.errors import UserError
@@ -23,9 +24,7 @@ from simpro_fast.errors import UserError
 class _Prepared:
     """A step whose inputs the pipeline has taken, or is about to take."""
 
-    step: int
-    rows: np.ndarray
-    """int64 [views]: row of each view's image in the resident array."""
+    draws: StepDraws
     parameters: tuple[np.ndarray, ...]
     targets: np.ndarray
     truth: np.ndarray
@@ -81,10 +80,8 @@ class DaliLoader:
         # torch fixes the pool size of a thread at its first use. Do it for this one before the
         # threads of the pipeline choose theirs, which would otherwise become its default.
         torch.get_num_threads()
-        images, self._labeled_rows, self._unlabeled_rows = _used_images(dataset, split)
-        self._padded = reflect_pad(images, views.shift)
-        self._padded_on_gpu = (
-            torch.from_numpy(self._padded).to(device) if device.type == "cuda" else None
+        self._resident: ResidentImages | None = ResidentImages(
+            dataset, split, shapes, pad=views.shift, device=device, resident=data.resident
         )
         self._pipe: Any = build_pipeline(
             self._image_source,
@@ -112,8 +109,8 @@ class DaliLoader:
             self._failure = reason
             raise UserError(f"data of step {step}: {reason}") from error
         prepared = self._for_output.popleft()
-        if prepared.step != step:
-            raise RuntimeError(f"views of step {step} met the labels of step {prepared.step}")
+        if prepared.draws.step != step:
+            raise RuntimeError(f"views of step {step} met the labels of step {prepared.draws.step}")
         return Batch(
             step=step,
             views=views,
@@ -134,18 +131,17 @@ class DaliLoader:
     def close(self) -> None:
         pipe, self._pipe = self._pipe, None
         del pipe  # the last reference: its threads end here
-        self._padded_on_gpu = None
+        self._resident = None
 
     def __del__(self) -> None:
         if getattr(self, "_pipe", None) is not None:
             self.close()
 
     def _image_source(self) -> np.ndarray | torch.Tensor:
-        """Padded images uint8 [rows, H+2p, W+2p, 3] of the next step, where the pipeline runs."""
-        rows = self._prepared(self._for_images).rows
-        if self._padded_on_gpu is None:
-            return self._padded[rows]
-        return self._padded_on_gpu[torch.from_numpy(rows).to(self._device)]
+        """Padded images uint8 [views, H+2p, W+2p, 3] of the next step, where the pipeline runs."""
+        draws = self._prepared(self._for_images).draws
+        assert self._resident is not None  # it outlives the pipeline
+        return self._resident.views(draws.labeled, draws.unlabeled)
 
     def _parameter_source(self) -> tuple[np.ndarray, ...]:
         return self._prepared(self._for_parameters).parameters
@@ -167,12 +163,6 @@ class DaliLoader:
     def _prepare(self, draws: StepDraws) -> _Prepared:
         """Inputs of the pipeline, rows in the order of `Batch.views`."""
         shapes, views = self._shapes, self._views
-        rows = np.concatenate(
-            [
-                np.tile(self._labeled_rows[draws.labeled], shapes.labeled_views),
-                np.tile(self._unlabeled_rows[draws.unlabeled], 1 + shapes.strong_views),
-            ]
-        )
         tables, shifts, flips = [], [], []
         for part, weak in (
             (draws.labeled_views, shapes.labeled),
@@ -187,28 +177,11 @@ class DaliLoader:
             flips.append(part.flip)
         crop = crop_inputs(np.concatenate(shifts), np.concatenate(flips), views.shift)
         return _Prepared(
-            step=draws.step,
-            rows=rows,
+            draws=draws,
             parameters=(*crop, np.concatenate(tables)),
             targets=self._dataset.labels[self._split.labeled[draws.labeled]],
             truth=self._dataset.unlabeled_truth(self._split.unlabeled[draws.unlabeled]),
         )
-
-
-def _used_images(dataset: ArrayDataset, split: Split) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The images that the split uses, each once, and the rows of its labeled and unlabeled ones."""
-    labeled = len(split.labeled)
-    if dataset.unlabeled_images is None:
-        used, rows = np.unique(
-            np.concatenate([split.labeled, split.unlabeled]), return_inverse=True
-        )
-        images = dataset.images[used]
-    else:
-        rows = np.arange(labeled + len(split.unlabeled))
-        images = np.concatenate(
-            [dataset.images[split.labeled], dataset.unlabeled_images[split.unlabeled]]
-        )
-    return images, rows[:labeled], rows[labeled:]
 
 
 def failure_reason(error: Exception) -> str:

@@ -38,14 +38,6 @@ def import_dali() -> tuple[ModuleType, ModuleType, Callable[..., Any]]:
     return fn, types, pipeline_def
 
 
-def reflect_pad(images: np.ndarray, pad: int) -> np.ndarray:
-    """uint8 [N, H, W, C] -> [N, H+2*pad, W+2*pad, C], mirrored without repeating the edge pixel.
-
-    Done once for the whole resident array, so that a shifted view is a plain crop.
-    """
-    return np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)), mode="reflect")
-
-
 def crop_inputs(
     shift: np.ndarray, flip: np.ndarray, max_shift: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -145,7 +137,9 @@ def build_pipeline(
     """A built pipeline of one output, the views of a step.
 
     Args:
-        image_source: gives the padded images of the next step, on `device`.
+        image_source: gives the padded images of the next step, on `device`. On the host the
+            pipeline holds the array and reads it in place, so it must never be written to again;
+            on a GPU it takes a copy, in the order of the current stream.
         parameter_source: gives the other `INPUTS` of the same step, on the host.
 
     The dynamic executor is pinned: under the other ones torch tensors that share the output's
@@ -157,7 +151,11 @@ def build_pipeline(
     @pipeline_def
     def pipeline() -> Any:
         images = fn.external_source(
-            source=image_source, batch=True, layout="HWC", device="gpu" if gpu else "cpu"
+            source=image_source,
+            batch=True,
+            layout="HWC",
+            device="gpu" if gpu else "cpu",
+            no_copy=not gpu,
         )
         parameters = fn.external_source(
             source=parameter_source, num_outputs=len(INPUTS) - 1, batch=True

@@ -18,7 +18,11 @@ from typing import IO
 
 from PIL import Image, ImageOps
 
+from simpro_fast.data.tar_members import Member
 from simpro_fast.errors import UserError
+
+ImageSource = Path | Member
+"""A file, or a part of one: where the encoded bytes of an image come from."""
 
 _READ = ("jpg", "jpeg", "jpe", "jfif", "png", "bmp", "webp")
 _REFUSED = ("gif", "tif", "tiff", "ppm", "pgm", "pnm", "avif", "heic", "heif", "jp2", "ico", "tga")
@@ -57,38 +61,36 @@ def is_image_name(name: str) -> bool:
     return name.rpartition(".")[2].lower() in EXTENSIONS
 
 
-def read_header(path: Path) -> Facts:
+def read_header(image: ImageSource) -> Facts:
     """Size and format without decoding, hence without noticing damage in the pixels."""
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            return _look(file, size, "", decode=False)
+        with image.open("rb") as file:
+            return _look(file, _length(file), "", decode=False)
     except OSError as error:
         return Facts(status=f"{UNREADABLE}: {error.strerror or error}")
 
 
-def check_file(path: Path) -> Facts:
+def check_file(image: ImageSource) -> Facts:
     """Read the whole file, decode it, hash it."""
     try:
-        content = path.read_bytes()
+        content = image.read_bytes()
     except OSError as error:
         return Facts(status=f"{UNREADABLE}: {error.strerror or error}")
     digest = hashlib.sha256(content).hexdigest()
     return _look(io.BytesIO(content), len(content), digest, decode=True)
 
 
-def read_rgb(path: Path) -> Image.Image:
+def read_rgb(source: ImageSource) -> Image.Image:
     """The upright picture in RGB.
 
     Raises:
-        UserError: the file is gone, damaged or of a kind that is not read; names the path.
+        UserError: the file is gone, damaged or of a kind that is not read; names it.
     """
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            facts = _look(file, size, "", decode=False)
+        with source.open("rb") as file:
+            facts = _look(file, _length(file), "", decode=False)
             if facts.status != OK:
-                raise UserError(f"{path}: {facts.status}")
+                raise UserError(f"{source}: {facts.status}")
             file.seek(0)
             with Image.open(file) as image:
                 return ImageOps.exif_transpose(image).convert("RGB")
@@ -97,7 +99,13 @@ def read_rgb(path: Path) -> Image.Image:
     except Exception as error:
         gone = isinstance(error, OSError) and error.strerror
         reason = f"{UNREADABLE}: {gone}" if gone else f"damaged: {_one_line(error)}"
-        raise UserError(f"{path}: {reason}") from None
+        raise UserError(f"{source}: {reason}") from None
+
+
+def _length(file: IO[bytes]) -> int:
+    length = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    return length
 
 
 def _look(file: IO[bytes], size: int, digest: str, *, decode: bool) -> Facts:

@@ -1,4 +1,9 @@
-"""The DALI graph of a training step from image files: each is read and decoded once."""
+"""The DALI graph of a training step from image files: each is read and decoded once.
+
+A data set of plain files names them to the graph, which reads them. Where some lie in tar shards,
+the host reads them all by offset (`EncodedReader`) and the graph gets their bytes; what comes
+after is the same.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,9 @@ import numpy as np
 import torch
 
 from simpro_fast.data.graph import import_dali, normalise, strong_view
+from simpro_fast.data.image_files import ImageSource
 from simpro_fast.data.loader import Views
+from simpro_fast.data.tar_members import Member
 
 VIEW_INPUTS = ("start", "end", "mirror", "table")
 """Of each view of n images: float32 [n, 2] and [n, 2], the box's corners (y, x) in pixels;
@@ -21,10 +28,23 @@ def path_array(path: str) -> np.ndarray:
     return np.frombuffer(path.encode("utf-8", "surrogateescape"), np.uint8)
 
 
-def decode(paths: Any, *, gpu: bool) -> Any:
-    """uint8 [H, W, 3] of each file, upright."""
+def encoded_array(image: ImageSource) -> np.ndarray:
+    """The encoded bytes: uint8 [length]; one zero where they cannot be read.
+
+    No decoder takes a zero, so the file fails the batch that it belongs to, as a file does that
+    the graph cannot read; an error from here would fail a batch before that one.
+    """
+    try:
+        data = image.read_view() if isinstance(image, Member) else image.read_bytes()
+    except OSError:
+        data = b""
+    return np.frombuffer(data or b"\0", np.uint8)
+
+
+def decode(images: Any, *, read: bool, gpu: bool) -> Any:
+    """uint8 [H, W, 3] of each file, upright; `images` are paths to read, or encoded bytes."""
     fn, types, _ = import_dali()
-    encoded = fn.io.file.read(paths)
+    encoded = fn.io.file.read(images) if read else images
     return fn.decoders.image(encoded, device="mixed" if gpu else "cpu", output_type=types.RGB)
 
 
@@ -45,6 +65,7 @@ def crop_view(images: Any, start: Any, end: Any, mirror: Any, *, size: int) -> A
 def build_image_pipeline(
     source: Callable[[], tuple[Any, ...]],
     *,
+    read: bool,
     images: int,
     num_views: int,
     views: Views,
@@ -55,7 +76,9 @@ def build_image_pipeline(
     """A built pipeline with one output per view: float32 [images, size, size, 3], normalised.
 
     Args:
-        source: gives a step's paths (list of `path_array`), then the `VIEW_INPUTS` of each view.
+        source: gives a step's images (list of `path_array`, or of `encoded_array`), then the
+            `VIEW_INPUTS` of each view.
+        read: whether the images are paths.
 
     View 0 is the weak one. The dynamic executor is pinned: a file that cannot be decoded then
     costs its own step only.
@@ -65,10 +88,10 @@ def build_image_pipeline(
 
     @pipeline_def
     def pipeline() -> Any:
-        paths, *inputs = fn.external_source(
+        files, *inputs = fn.external_source(
             source=source, num_outputs=num_views * len(VIEW_INPUTS), batch=True
         )
-        decoded = decode(paths, gpu=gpu)
+        decoded = decode(files, read=read, gpu=gpu)
         outputs = []
         for v in range(num_views):
             start, end, mirror = inputs[:3]
@@ -90,15 +113,15 @@ def build_image_pipeline(
     return pipe
 
 
-def decoder_refuses(path: str, device: torch.device) -> str | None:
+def decoder_refuses(image: ImageSource, device: torch.device) -> str | None:
     """Decode one file alone by the graph's own decoder; what it says, or None if all is well."""
     fn, _, pipeline_def = import_dali()
     gpu = device.type == "cuda"
 
     @pipeline_def
     def pipeline() -> Any:
-        paths = fn.external_source(source=lambda: [path_array(path)], batch=True)
-        return decode(paths, gpu=gpu)
+        encoded = fn.external_source(source=lambda: [encoded_array(image)], batch=True)
+        return decode(encoded, read=False, gpu=gpu)
 
     pipe = pipeline(
         batch_size=1,

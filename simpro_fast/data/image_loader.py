@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,12 @@ from simpro_fast.data.boxes import box_draws, random_boxes
 from simpro_fast.data.dali_loader import failure_reason
 from simpro_fast.data.draws import StepDraws, StepSource, Stream, ViewSettings, below, raw_words
 from simpro_fast.data.image_files import OK, UNREADABLE, check_file
-from simpro_fast.data.image_graph import build_image_pipeline, decoder_refuses, path_array
+from simpro_fast.data.image_graph import (
+    build_image_pipeline,
+    decoder_refuses,
+    encoded_array,
+    path_array,
+)
 from simpro_fast.data.loader import Batch, Shapes, StepCounter, Views
 from simpro_fast.data.own_images import OwnImages
 from simpro_fast.data.policy import Operation, strong_table, weak_table
@@ -40,6 +45,7 @@ class _Prepared:
     replaced: int
     """How many of them stand in for a damaged image."""
     inputs: tuple[Any, ...]
+    """The images (paths, or futures of their bytes), then the `VIEW_INPUTS` of each view."""
 
 
 class ImageLoader:
@@ -48,6 +54,9 @@ class ImageLoader:
     A damaged file stops the run, or with on_bad_image=skip another image of the same set (of the
     same class, if labeled) takes its place: a pure function of seed, step, position and attempt,
     so that ranks and resumed runs agree without talking. A file that is gone always stops it.
+
+    If any image lies in a tar shard, all are read here, in threads and one step ahead of what the
+    pipeline asks for; else the pipeline reads them.
     """
 
     def __init__(
@@ -84,12 +93,13 @@ class ImageLoader:
                 data.sampling_power if data.sampling == "class_balanced" else None
             ),
         )
-        rows = dataset.manifest.rows
-        self._paths = [row.path for row in rows]
+        self._rows = rows = dataset.manifest.rows
+        self._in_shards = any(row.member for row in rows)
         self._width = np.array([row.width for row in rows], np.int64)
         self._height = np.array([row.height for row in rows], np.int64)
         self._counter = StepCounter(start_step)
         self._source_step = start_step
+        self._ahead: deque[_Prepared] = deque()
         self._waiting: deque[_Prepared] = deque()
         self._failure: str | None = None
         self._bad: set[int] = set()
@@ -97,6 +107,7 @@ class ImageLoader:
         """Images of the batches handed out so far that stand in for a damaged one."""
         # See DaliLoader: this thread's pool of torch threads must exist before the pipeline's.
         torch.get_num_threads()
+        self._readers: ThreadPoolExecutor | None = None
         self._pipe: Any = self._build()
 
     def next(self, step: int) -> Batch:
@@ -134,7 +145,7 @@ class ImageLoader:
             "step": step,
             "labeled": labeled.tolist(),
             "unlabeled": unlabeled.tolist(),
-            "paths": [self._paths[i] for i in indices],
+            "paths": [str(self._rows[i].image) for i in indices],
             "labeled_views": draws.labeled_views.as_lists(),
             "unlabeled_views": draws.unlabeled_views.as_lists(),
             "labeled_boxes": self._boxes(step, 0, labeled).tolist(),
@@ -144,6 +155,9 @@ class ImageLoader:
     def close(self) -> None:
         pipe, self._pipe = self._pipe, None
         del pipe  # the last reference: its threads end here
+        if self._readers is not None:
+            self._readers.shutdown(cancel_futures=True)
+            self._readers = None
 
     def __del__(self) -> None:
         if getattr(self, "_pipe", None) is not None:
@@ -151,8 +165,11 @@ class ImageLoader:
 
     def _build(self) -> Any:
         shapes = self._shapes
+        if self._in_shards:
+            self._readers = ThreadPoolExecutor(self._num_threads)
         return build_image_pipeline(
             self._source,
+            read=not self._in_shards,
             images=shapes.labeled + shapes.unlabeled,
             num_views=1 + shapes.strong_views,
             views=self._views,
@@ -176,8 +193,9 @@ class ImageLoader:
         gone = [i for i, status in found.items() if status.startswith(UNREADABLE)]
         if found and not gone and self._data.on_bad_image == "skip":
             for index, status in found.items():
-                logger.warning("step %d: skipped %s: %s", step, self._paths[index], status)
+                logger.warning("step %d: skipped %s: %s", step, self._rows[index].image, status)
             self._bad |= found.keys()
+            self._ahead.clear()
             self._waiting.clear()
             self._source_step = step
             self._pipe = self._build()
@@ -185,18 +203,19 @@ class ImageLoader:
         if found:
             index = gone[0] if gone else next(iter(found))
             cure = "restore it" if gone else "repair it, set data.on_bad_image=skip"
-            reason = f"{self._paths[index]}: {found[index]}; {cure}, or run launch/prepare.py again"
+            image = self._rows[index].image
+            reason = f"{image}: {found[index]}; {cure}, or run launch/prepare.py again"
         self._failure = reason
         raise UserError(f"data of step {step}: {reason}") from error
 
     def _damaged(self, step: int) -> dict[int, str]:
         """Files of a step that cannot be decoded, one by one: data set row to reason."""
         indices = dict.fromkeys(self._images(self._draws(step))[0].tolist())
-        statuses = {i: check_file(Path(self._paths[i])).status for i in indices}
+        statuses = {i: check_file(self._rows[i].image).status for i in indices}
         found = {i: status for i, status in statuses.items() if status != OK}
         if not found:
             for i in indices:
-                refused = decoder_refuses(self._paths[i], self._device)
+                refused = decoder_refuses(self._rows[i].image, self._device)
                 if refused is not None:
                     found[i] = refused
         return found
@@ -234,21 +253,25 @@ class ImageLoader:
             if candidate not in self._bad:
                 return candidate
         raise UserError(
-            f"{self._paths[index]} is damaged, and so are {ATTEMPTS} {_KINDS[kind]} images drawn "
-            "in its place; repair the data set"
+            f"{self._rows[index].image} is damaged, and so are {ATTEMPTS} {_KINDS[kind]} images "
+            "drawn in its place; repair the data set"
         )
 
     def _source(self) -> tuple[Any, ...]:
         """Inputs of the next step; the pipeline asks `data.prefetch` steps ahead."""
         step = self._source_step
         try:
-            prepared = self._prepare(self._draws(step))
+            # The next step's files are read while this one is decoded and trained on.
+            while len(self._ahead) < 1 + self._in_shards:
+                self._ahead.append(self._prepare(self._draws(step + len(self._ahead))))
         except Exception as error:
             self._failure = f"the draws of step {step} failed: {error}"
             raise
+        prepared = self._ahead.popleft()
         self._source_step += 1
-        self._waiting.append(prepared)
-        return prepared.inputs
+        self._waiting.append(replace(prepared, inputs=()))
+        images, *parameters = prepared.inputs
+        return [image.result() for image in images] if self._readers else images, *parameters
 
     def _boxes(self, step: int, kind: int, indices: np.ndarray) -> np.ndarray:
         """Crops float64 [views * n, 4] of one kind of images, view-major."""
@@ -284,7 +307,11 @@ class ImageLoader:
             boxes = self._boxes(draws.step, kind, rows)
             table = strong_table(views, cutout=self._views.cutout, width=side, height=side)
             parts.append((len(rows), boxes, views.flip, table))
-        inputs: list[Any] = [[path_array(self._paths[i]) for i in indices]]
+        drawn = [self._rows[i] for i in indices]
+        if self._readers:
+            inputs: list[Any] = [[self._readers.submit(encoded_array, r.image) for r in drawn]]
+        else:
+            inputs = [[path_array(row.path) for row in drawn]]
         for view in range(1 + shapes.strong_views):
             per_kind = [self._view_inputs(view, *part) for part in parts]
             joined = [np.concatenate(arrays) for arrays in zip(*per_kind, strict=True)]

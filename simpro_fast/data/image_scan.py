@@ -1,42 +1,24 @@
-"""Finding the images of a user's folders."""
+"""Finding the images of a user's folders and tar shards."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from simpro_fast.data.ignored import (
+    COMPRESSED,
+    HIDDEN,
+    NO_IMAGE,
+    OUTSIDE,
+    SHARD_OUTSIDE,
+    TAKEN,
+    Ignored,
+)
 from simpro_fast.data.image_files import is_image_name
 from simpro_fast.data.manifest import Manifest, Row, make_manifest
+from simpro_fast.data.shard_scan import expand, is_compressed_name, is_shard_name, scan_shard
 from simpro_fast.errors import UserError
-
-
-@dataclass
-class Ignored:
-    """What a scan left out, by reason, with the first name of each for the message."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, str] = field(default_factory=dict)
-
-    def add(self, reason: str, path: str) -> None:
-        self.counts[reason] += 1
-        self.examples.setdefault(reason, path)
-
-    def lines(self) -> list[str]:
-        return [
-            f"{count} {reason} (first: {self.examples[reason]})"
-            for reason, count in sorted(self.counts.items())
-        ]
-
-
-HIDDEN, NO_IMAGE, OUTSIDE, TAKEN = (
-    "hidden",
-    "not an image by its ending",
-    "image beside the class folders",
-    "unlabeled that is also in the labeled or val folder",
-)
 
 
 def scan_folders(
@@ -44,60 +26,76 @@ def scan_folders(
 ) -> tuple[Manifest, Ignored]:
     """List the images of `labeled/<class>/**`, of the unlabeled roots and of `val/<class>/**`.
 
-    Symbolic links are followed. Names that start with a dot, and files without the ending of an
-    image, are ignored and counted. A file of the labeled or val folder that lies below an
-    unlabeled root as well is left out there. Nothing is opened: sizes are 0.
+    Each of the three may be WebDataset tar shards instead: a .tar file, a pattern (`expand`), or a
+    folder of .tar files; an unlabeled root may hold both. Symbolic links are followed. Names that
+    start with a dot, and files without the ending of an image, are ignored and counted. A file of
+    the labeled or val folder that lies below an unlabeled root as well is left out there. Of files
+    nothing is opened, of shards only the headers and labels: sizes in pixels are 0.
 
     Raises:
         UserError: a folder is missing, unreadable or holds no image; fewer than two classes; a
-            class of `val` that `labeled` lacks.
+            class of `val` that `labeled` lacks; what `expand` and `scan_shard` raise.
     """
     ignored = Ignored()
     rows, classes = scan_labeled(labeled, val, ignored)
-    taken = {os.path.realpath(row.path) for row in rows}
+    taken = {os.path.realpath(path) for path in {row.path for row in rows}}
     roots = list(unlabeled)
-    heap: dict[str, Row] = {}
-    for root in roots:
-        for path in _images(root, ignored):
+    heap: dict[str, list[Row]] = {}
+    for place in dict.fromkeys(place for root in roots for place in expand(root)):
+        for path in [place] if os.path.isfile(place) else _files(Path(place), ignored):
             if os.path.realpath(path) in taken:
                 ignored.add(TAKEN, path)
+            elif path in heap:
+                continue
+            elif is_shard_name(path):
+                heap[path] = scan_shard(path, "unlabeled", ignored)
             else:
-                heap[path] = Row(path, "", "unlabeled")
-    if not heap:
-        raise UserError(f"{', '.join(map(str, roots)) or 'no folder'}: no unlabeled image found")
+                heap[path] = [Row(path, "", "unlabeled")]
+    heap_rows = [row for listed in heap.values() for row in listed]
+    if not heap_rows:
+        where = ", ".join(map(str, roots)) or "no folder"
+        raise UserError(f"{where}: no unlabeled image found{_left_out(ignored)}")
     base = common_folder(labeled, *roots, *([val] if val else []))
-    return make_manifest(base, [*rows, *heap.values()], classes), ignored
+    return make_manifest(base, [*rows, *heap_rows], classes), ignored
 
 
-def common_folder(*folders: Path) -> Path:
+def common_folder(*roots: Path) -> Path:
     """The deepest folder that holds all of them; what fingerprints are relative to."""
-    return Path(os.path.commonpath([os.path.abspath(folder) for folder in folders]))
+    places = [place for root in roots for place in expand(root)]
+    return Path(
+        os.path.commonpath([os.path.dirname(p) if os.path.isfile(p) else p for p in places])
+    )
 
 
 def scan_labeled(labeled: Path, val: Path | None, ignored: Ignored) -> tuple[list[Row], list[str]]:
-    """The images of the class folders, and the classes, those without an image included."""
-    classes = _classes(labeled, ignored)
+    """The images with a class, and the classes, those without an image included."""
+    rows, classes = _with_classes(labeled, "labeled", ignored)
     if len(classes) < 2:
-        found = f"only the class {next(iter(classes))}" if classes else "no class folder"
+        found = f"only the class {classes[0]}" if classes else "no class folder and no tar shard"
         raise UserError(
-            f"{labeled}: {found}; at least two folders labeled/<class>/ with images are needed"
+            f"{labeled}: {found}{_left_out(ignored)}; "
+            "at least two folders labeled/<class>/ with images, or shards of two classes are needed"
         )
-    rows = [Row(path, name, "labeled") for name, paths in classes.items() for path in paths]
     if not rows:
         raise UserError(f"{labeled}: no image in its {len(classes)} class folders")
     if val is not None:
-        val_classes = _classes(val, ignored)
+        val_rows, val_classes = _with_classes(val, "val", ignored)
         unknown = sorted(set(val_classes) - set(classes))
         if unknown:
             raise UserError(
                 f"{val}: class {unknown[0]!r} is not among the labeled ones "
-                f"({_some(classes)}); use the same folder names"
+                f"({_some(classes)}); use the same names"
             )
-        val_rows = [Row(path, name, "val") for name, paths in val_classes.items() for path in paths]
         if not val_rows:
             raise UserError(f"{val}: no image in class folders; leave it out or fill it")
         rows += val_rows
-    return rows, list(classes)
+    return rows, classes
+
+
+def _left_out(ignored: Ignored) -> str:
+    """For the message that nothing was found: often the reason is among these."""
+    lines = ignored.lines()
+    return f" (ignored: {'; '.join(lines)})" if lines else ""
 
 
 def _some(names: Iterable[str], shown: int = 10) -> str:
@@ -105,29 +103,56 @@ def _some(names: Iterable[str], shown: int = 10) -> str:
     return ", ".join([*listed[:shown], *(["..."] if len(listed) > shown else [])])
 
 
-def _classes(root: Path, ignored: Ignored) -> dict[str, list[str]]:
-    """Class name to image paths; classes are the folders directly in `root`, sorted by name."""
-    classes: dict[str, list[str]] = {}
-    for entry in _entries(root, ignored):
-        if _is_folder(entry):
-            classes[entry.name] = list(_images(Path(entry.path), ignored))
-        else:
-            ignored.add(OUTSIDE if is_image_name(entry.name) else NO_IMAGE, entry.path)
-    return classes
+def _with_classes(root: Path, split: str, ignored: Ignored) -> tuple[list[Row], list[str]]:
+    """The images of class folders or of labeled shards, and the names of the classes.
+
+    Classes are the folders directly in `root`; only where there is none, its .tar files are read.
+    """
+    rows: list[Row] = []
+    classes: set[str] = set()
+    for place in expand(root):
+        folders: set[str] = set()
+        shards = [place] if os.path.isfile(place) else []
+        for entry in [] if shards else _entries(Path(place), ignored):
+            if _is_folder(entry):
+                folders.add(entry.name)
+                for path in _files(Path(entry.path), ignored):
+                    if is_shard_name(path):
+                        ignored.add(SHARD_OUTSIDE, path)
+                    else:
+                        rows.append(Row(path, entry.name, split))
+            elif is_shard_name(entry.name):
+                shards.append(entry.path)
+            else:
+                ignored.add(_reason(entry.name), entry.path)
+        for shard in shards:
+            if folders:
+                ignored.add(SHARD_OUTSIDE, shard)
+            else:
+                rows += scan_shard(shard, split, ignored)
+        classes |= folders
+    return rows, sorted(classes | {row.label for row in rows})
 
 
-def _images(root: Path, ignored: Ignored, above: tuple[str, ...] = ()) -> Iterator[str]:
-    """Absolute paths of the images below `root`; a link that leads back up is not followed."""
+def _files(root: Path, ignored: Ignored, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Absolute paths of images and shards below `root`; no link is followed back up."""
     real = os.path.realpath(root)
     if real in above:
         return
     for entry in _entries(root, ignored):
         if _is_folder(entry):
-            yield from _images(Path(entry.path), ignored, (*above, real))
-        elif is_image_name(entry.name):
+            yield from _files(Path(entry.path), ignored, (*above, real))
+        elif is_image_name(entry.name) or is_shard_name(entry.name):
             yield entry.path
         else:
-            ignored.add(NO_IMAGE, entry.path)
+            ignored.add(_reason(entry.name), entry.path)
+
+
+def _reason(name: str) -> str:
+    """Why a file beside the images is left out."""
+    if is_image_name(name):
+        return OUTSIDE
+    return COMPRESSED if is_compressed_name(name) else NO_IMAGE
 
 
 def _entries(root: Path, ignored: Ignored) -> list[os.DirEntry[str]]:

@@ -16,7 +16,8 @@ from typing import cast
 import numpy as np
 
 from simpro_fast.config.schema import DataConfig
-from simpro_fast.data.image_scan import Ignored, common_folder, scan_labeled
+from simpro_fast.data.ignored import Ignored
+from simpro_fast.data.image_scan import common_folder, scan_labeled
 from simpro_fast.data.imagenet_classes import ClassList, class_list, merged
 from simpro_fast.data.manifest import Manifest, make_manifest, read_manifest
 from simpro_fast.data.own_images import MEAN, STD, FileImages, OwnImages, with_sizes
@@ -82,9 +83,7 @@ def load_imagenet(data: DataConfig) -> ImageNetTree:
     if data.name == "imagenet_127":
         labels, test_labels, names = merged(labels, test_labels, listed, data.labeled_fraction)
     side = data.image_size or _SIDE
-    images, test_images = (
-        cast(np.ndarray, FileImages([row.path for row in part.rows], side)) for part in (train, val)
-    )
+    images, test_images = (cast(np.ndarray, FileImages(part.rows, side)) for part in (train, val))
     return ImageNetTree(
         name=data.name,
         images=images,

@@ -5,6 +5,9 @@ Columns: `path` (relative to the manifest's folder), `label` (class name or empt
 file), `status` (`ok`, or why the file is not used). Only `path` is required in a list written by
 hand: an image with a label is then labeled, one without is unlabeled, and sizes are read from the
 files.
+
+Where images lie in tar shards, two columns are added: `path` is then the shard, `member` the name
+in it, `offset` where its `bytes` bytes begin. Both are empty for a file.
 """
 
 from __future__ import annotations
@@ -18,17 +21,21 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from simpro_fast.data.image_files import OK
+from simpro_fast.data.image_files import OK, ImageSource
+from simpro_fast.data.tar_members import Member
 from simpro_fast.errors import UserError
 from simpro_fast.files import replacing
 
 SPLITS = ("labeled", "unlabeled", "val", "test")
-_INTEGERS = ("width", "height", "bytes")
+_INTEGERS = ("width", "height", "bytes", "offset")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One image; `path` is absolute in memory and relative to the manifest in its file."""
+    """One image; `path` is absolute in memory and relative to the manifest in its file.
+
+    With `member`, the image is that member of the tar `path`, `bytes` long from `offset` on.
+    """
 
     path: str
     label: str
@@ -38,20 +45,30 @@ class Row:
     bytes: int = 0
     sha256: str = ""
     status: str = OK
+    member: str = ""
+    offset: int = 0
+
+    @property
+    def image(self) -> ImageSource:
+        """What reads it; as text, its name for messages."""
+        if self.member:
+            return Member(self.path, self.member, self.offset, self.bytes)
+        return Path(self.path)
 
 
 COLUMNS = tuple(field.name for field in fields(Row))
+_OF_SHARDS = ("member", "offset")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Rows in order of split, then path."""
+    """Rows in order of split, then path, then place in the shard."""
 
     base: Path
     """Folder that paths are relative to, in the file and in the fingerprint."""
     rows: tuple[Row, ...]
     class_names: tuple[str, ...]
-    """Sorted; of all rows with a label but unlabeled ones, damaged files included."""
+    """In `in_class_order`; of all rows with a label but unlabeled ones, damaged files included."""
 
     def usable(self) -> Manifest:
         """Without the rows whose status is not `ok`; the classes stay."""
@@ -61,18 +78,32 @@ class Manifest:
         """sha256 over all rows; moving the folder as a whole does not change it.
 
         Lengths in bytes count only beside a hash of the content: where nothing was prepared, a
-        file may be found damaged and repaired in the course of a run.
+        file may be found damaged and repaired in the course of a run. Where in its shard an image
+        lies never counts.
         """
-        rows = tuple(row if row.sha256 else replace(row, bytes=0) for row in self.rows)
+        rows = tuple(
+            replace(row, offset=0, bytes=row.bytes if row.sha256 else 0)
+            if row.offset or not row.sha256
+            else row
+            for row in self.rows
+        )
         return hashlib.sha256(_to_csv(replace(self, rows=rows))).hexdigest()
 
 
 def make_manifest(base: Path, rows: Iterable[Row], class_names: Iterable[str] = ()) -> Manifest:
     """Sort the rows and collect the classes; `class_names` adds those without an image."""
     base = base.resolve()
-    ordered = sorted(rows, key=lambda row: (SPLITS.index(row.split), row.path))
+    ordered = sorted(rows, key=lambda row: (SPLITS.index(row.split), row.path, row.offset))
     names = {row.label for row in ordered if row.label and row.split != "unlabeled"}
-    return Manifest(base, tuple(ordered), tuple(sorted(names | set(class_names))))
+    return Manifest(base, tuple(ordered), in_class_order(names | set(class_names)))
+
+
+def in_class_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Sorted; numbers by their value where all classes are numbers, so that class 10 is not 2."""
+    ordered = sorted(set(names))
+    if all(name.isascii() and name.isdigit() for name in ordered):
+        ordered.sort(key=int)
+    return tuple(ordered)
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
@@ -94,12 +125,12 @@ def read_manifest(path: Path) -> Manifest:
     records = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
     base = path.parent.resolve()
     rows = [_row(record, base, f"{path} line {line}") for line, record in records]
-    seen: set[tuple[str, bool]] = set()
+    seen: set[tuple[str, str, bool]] = set()
     for (line, _), row in zip(records, rows, strict=True):
         # An image may serve as a labeled and as an unlabeled one, but not twice as either.
-        key = (row.path, row.split == "unlabeled")
+        key = (row.path, row.member, row.split == "unlabeled")
         if key in seen:
-            raise UserError(f"{path} line {line}: {row.path} is listed twice; remove one")
+            raise UserError(f"{path} line {line}: {row.image} is listed twice; remove one")
         seen.add(key)
     return make_manifest(base, rows)
 
@@ -107,12 +138,18 @@ def read_manifest(path: Path) -> Manifest:
 def _to_csv(manifest: Manifest) -> bytes:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    columns = _columns(manifest)
+    writer.writerow(columns)
     for row in manifest.rows:
-        values = [getattr(row, name) for name in COLUMNS]
+        values = [getattr(row, name) for name in columns]
         writer.writerow([_relative(row.path, manifest.base), *values[1:]])
     # File names need not be UTF-8; their odd bytes pass through unchanged.
     return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def _columns(manifest: Manifest) -> tuple[str, ...]:
+    in_shards = any(row.member for row in manifest.rows)
+    return COLUMNS if in_shards else tuple(name for name in COLUMNS if name not in _OF_SHARDS)
 
 
 def _relative(path: str, base: Path) -> str:
@@ -154,6 +191,8 @@ def _row(record: dict[str, Any], base: Path, where: str) -> Row:
         raise UserError(f"{where}: split={split!r} is not one of {', '.join(SPLITS)}")
     if split != "unlabeled" and not label:
         raise UserError(f"{where}: an image of split {split} needs a label")
+    if ("member" in values) != (values["offset"] > 0):
+        raise UserError(f"{where}: an image in a shard needs both its member and its offset")
     # Lexically, so that a path written through a symbolic link is found again.
     values["path"] = os.path.normpath(base / str(values["path"]))
     return Row(**{**values, "label": label, "split": split})
@@ -173,7 +212,7 @@ def _pyarrow() -> Any:
 
 def _write_parquet(manifest: Manifest, path: Path) -> None:
     arrow = _pyarrow()
-    columns = {name: [getattr(row, name) for row in manifest.rows] for name in COLUMNS}
+    columns = {name: [getattr(row, name) for row in manifest.rows] for name in _columns(manifest)}
     columns["path"] = [_relative(row.path, manifest.base) for row in manifest.rows]
     try:
         table = arrow.table(columns)

@@ -11,19 +11,19 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import cast
 
 import numpy as np
 
 from simpro_fast.config.schema import DataConfig
 from simpro_fast.data.dataset import ArrayDataset
-from simpro_fast.data.image_files import OK, Facts, read_header
+from simpro_fast.data.image_files import OK, Facts, ImageSource, read_header
 from simpro_fast.data.image_scan import scan_folders
 from simpro_fast.data.in_order import in_order
 from simpro_fast.data.manifest import Manifest, Row, read_manifest
 from simpro_fast.data.packed import open_packed, square
 from simpro_fast.data.splits import Split
+from simpro_fast.data.tar_members import Member
 from simpro_fast.errors import ConfigError, UserError
 
 logger = logging.getLogger(__name__)
@@ -38,40 +38,40 @@ class FileImages:
 
     An index gives uint8 [n, size, size, 3]: the largest centred square of each file (boxes.py),
     decoded in threads when asked for. Up to 1 GiB of decoded squares is kept, so that a test set
-    is usually decoded once.
+    is usually decoded once. `rows` are those of a manifest; members of shards are files here.
     """
 
     dtype = np.dtype(np.uint8)
     ndim = 4
 
     def __init__(
-        self, paths: Sequence[str], size: int, kept: dict[str, np.ndarray] | None = None
+        self, rows: Sequence[Row], size: int, kept: dict[ImageSource, np.ndarray] | None = None
     ) -> None:
-        self.paths = tuple(paths)
-        self.shape = (len(self.paths), size, size, 3)
+        self.rows = tuple(rows)
+        self.shape = (len(self.rows), size, size, 3)
         self._kept = {} if kept is None else kept
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.rows)
 
     def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> np.ndarray:
-        paths = self.subset(np.arange(len(self))[index]).paths
+        files = [row.image for row in self.subset(np.arange(len(self))[index]).rows]
         size = self.shape[1]
-        missing = [path for path in dict.fromkeys(paths) if path not in self._kept]
+        missing = [file for file in dict.fromkeys(files) if file not in self._kept]
         fresh = {}
-        decoded = in_order(lambda path: square(Path(path), size), missing, _threads())
-        for path, pixels in zip(missing, decoded, strict=True):
-            fresh[path] = pixels
+        decoded = in_order(lambda file: square(file, size), missing, _threads())
+        for file, pixels in zip(missing, decoded, strict=True):
+            fresh[file] = pixels
             if (len(self._kept) + 1) * size * size * 3 <= _KEPT_BYTES:
-                self._kept[path] = pixels
-        out = np.empty((len(paths), size, size, 3), np.uint8)
-        for row, path in enumerate(paths):
-            out[row] = fresh[path] if path in fresh else self._kept[path]
+                self._kept[file] = pixels
+        out = np.empty((len(files), size, size, 3), np.uint8)
+        for place, file in enumerate(files):
+            out[place] = fresh[file] if file in fresh else self._kept[file]
         return out
 
     def subset(self, indices: np.ndarray) -> FileImages:
         """Some of the files; nothing is decoded."""
-        return FileImages([self.paths[i] for i in indices], self.shape[1], self._kept)
+        return FileImages([self.rows[i] for i in indices], self.shape[1], self._kept)
 
 
 def select(images: np.ndarray, indices: np.ndarray) -> np.ndarray:
@@ -116,8 +116,7 @@ def load_own_images(data: DataConfig) -> OwnImages:
         if data.image_size is None:
             raise ConfigError("own images have many sizes; set data.image_size, for example 32")
         manifest = with_sizes(manifest.usable(), data.on_bad_image)
-        paths = [row.path for row in manifest.rows]
-        images = cast(np.ndarray, FileImages(paths, data.image_size))
+        images = cast(np.ndarray, FileImages(manifest.rows, data.image_size))
     numbers = {name: k for k, name in enumerate(manifest.class_names)}
     labels = np.array([numbers.get(row.label, -1) for row in manifest.rows], np.int64)
     _check_classes(data, manifest, labels)
@@ -179,10 +178,11 @@ def _hold_out(
 ) -> tuple[np.ndarray, np.ndarray]:
     kept, held = [], []
 
-    def order(i: int) -> tuple[bytes, str]:
+    def order(i: int) -> tuple[bytes, str, str]:
         row = dataset.manifest.rows[i]
-        name = os.path.basename(row.path)
-        return hashlib.sha256(os.fsencode(f"{row.label}/{name}")).digest(), row.path
+        name = os.path.basename(row.member or row.path)
+        digest = hashlib.sha256(os.fsencode(f"{row.label}/{name}")).digest()
+        return digest, row.path, row.member
 
     for k, name in enumerate(dataset.class_names):
         members = labeled[dataset.labels[labeled] == k]
@@ -211,9 +211,13 @@ def with_sizes(manifest: Manifest, on_bad_image: str) -> Manifest:
     """Compare files with the list, and read the sizes that it lacks from their headers."""
 
     def look(row: Row) -> Facts:
+        image = row.image
         if not row.width:
-            return read_header(Path(row.path))
+            return read_header(image)
         try:
+            if isinstance(image, Member):
+                image.verify()
+                return Facts(row.width, row.height, row.bytes, row.sha256)
             length = os.stat(row.path).st_size
         except OSError as error:
             return Facts(status=f"unreadable: {error.strerror}")
@@ -227,10 +231,10 @@ def with_sizes(manifest: Manifest, on_bad_image: str) -> Manifest:
         if facts.status == OK:
             rows.append(now)
         elif facts.status.startswith(("damaged", "unsupported")) and on_bad_image == "skip":
-            refused.append(f"{row.path}: {facts.status}")
+            refused.append(f"{row.image}: {facts.status}")
         else:
             raise UserError(
-                f"{row.path}: {facts.status}; restore it, or run launch/prepare.py on the set"
+                f"{row.image}: {facts.status}; restore it, or run launch/prepare.py on the set"
             )
     for line in refused:
         logger.warning("left out: %s", line)

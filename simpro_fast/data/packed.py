@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from simpro_fast.data.boxes import centre_box, resize_box
-from simpro_fast.data.image_files import read_rgb
+from simpro_fast.data.image_files import ImageSource, read_rgb
 from simpro_fast.data.in_order import in_order
 from simpro_fast.data.manifest import Manifest
 from simpro_fast.errors import UserError
 from simpro_fast.files import replacing
 
 
-def square(path: Path, size: int) -> np.ndarray:
+def square(source: ImageSource, size: int) -> np.ndarray:
     """The picture that evaluation and packing see of a file: uint8 [size, size, 3]."""
-    image = read_rgb(path)
+    image = read_rgb(source)
     return resize_box(image, centre_box(*image.size), size)
 
 
@@ -57,7 +57,7 @@ def pack(
     with replacing(path) as file:
         header = {"descr": "|u1", "fortran_order": False, "shape": (len(rows), size, size, 3)}
         np.lib.format.write_array_header_1_0(file, header)
-        pictures = in_order(lambda row: square(Path(row.path), size), rows, threads)
+        pictures = in_order(lambda row: square(row.image, size), rows, threads)
         for done, picture in enumerate(pictures, start=1):
             file.write(picture.tobytes())
             progress(done)

@@ -17,8 +17,13 @@ from simpro_fast.errors import UserError
 from simpro_fast.files import replacing
 
 CACHE_NAME = ".prepare_cache.csv"
-_CACHE_COLUMNS = ("path", "size", "mtime_ns", "width", "height", "bytes", "sha256", "status")
+_CACHE_COLUMNS = (
+    *("path", "member", "offset", "size", "mtime_ns"),
+    *("width", "height", "bytes", "sha256", "status"),
+)
 _EVALUATED = ("val", "test")
+_Key = tuple[str, str, int]
+"""What identifies an image: path, member, offset."""
 
 
 @dataclass(frozen=True)
@@ -61,23 +66,24 @@ def check_images(
         compare: whether equal contents are a problem; a published set is taken as it is.
     """
     known = _read_cache(cache)
-    stamps = {row.path: _stamp(row.path) for row in manifest.rows}
+    stamps = {path: _stamp(path) for path in {row.path for row in manifest.rows}}
+    listed = {_key(row): row for row in manifest.rows}
     facts = {
-        path: known[path][1]
-        for path, stamp in stamps.items()
-        if stamp is not None and path in known and known[path][0] == stamp
+        key: known[key][1]
+        for key in listed
+        if key in known and known[key][0] == stamps[key[0]] is not None
     }
-    missing = [path for path in stamps if path not in facts]
-    looked_at = in_order(lambda path: check_file(Path(path)), missing, threads)
+    missing = [key for key in listed if key not in facts]
+    looked_at = in_order(lambda key: check_file(listed[key].image), missing, threads)
     try:
-        for done, (path, found) in enumerate(zip(missing, looked_at, strict=True), start=1):
-            facts[path] = found
+        for done, (key, found) in enumerate(zip(missing, looked_at, strict=True), start=1):
+            facts[key] = found
             progress(done, len(missing))
     finally:
         looked_at.close()
         if missing:
             _write_cache(cache, stamps, facts)
-    rows = [replace(row, **asdict(facts[row.path])) for row in manifest.rows]
+    rows = [_with_facts(row, facts[_key(row)]) for row in manifest.rows]
     repeats = 0
     if compare:
         rows, repeats = _mark_duplicates(rows)
@@ -139,16 +145,25 @@ def _duplicate(
     test, twin = evaluated.get(row.sha256), labeled.get(row.sha256)
     if row.split in _EVALUATED:
         if test is not None and test.label != row.label:
-            return f"{test.path} has the same content and the label {test.label!r}"
+            return f"{test.image} has the same content and the label {test.label!r}"
     elif test is not None:
-        return f"leaks the {test.split} image {test.path}"
+        return f"leaks the {test.split} image {test.image}"
     elif twin is not None and row.sha256 in contradicted:
         if row.split == "labeled":
             other = contradicted[row.sha256] if row.label == twin.label else twin
-            return f"{other.path} has the same content and the label {other.label!r}"
-    elif row.split == "unlabeled" and twin is not None and twin.path != row.path:
-        return f"also labeled as {twin.path}"
+            return f"{other.image} has the same content and the label {other.label!r}"
+    elif row.split == "unlabeled" and twin is not None and _key(twin) != _key(row):
+        return f"also labeled as {twin.image}"
     return None
+
+
+def _key(row: Row) -> _Key:
+    return row.path, row.member, row.offset
+
+
+def _with_facts(row: Row, facts: Facts) -> Row:
+    """The row with what the look gave; a member keeps its length, which is part of its place."""
+    return replace(row, **{**asdict(facts), "bytes": row.bytes if row.member else facts.bytes})
 
 
 def _stamp(path: str) -> tuple[int, int] | None:
@@ -159,7 +174,7 @@ def _stamp(path: str) -> tuple[int, int] | None:
     return found.st_size, found.st_mtime_ns
 
 
-def _read_cache(path: Path) -> dict[str, tuple[tuple[int, int], Facts]]:
+def _read_cache(path: Path) -> dict[_Key, tuple[tuple[int, int], Facts]]:
     """What an earlier look found; anything odd means that there was none."""
     try:
         text = path.read_bytes().decode("utf-8", "surrogateescape")
@@ -167,25 +182,25 @@ def _read_cache(path: Path) -> dict[str, tuple[tuple[int, int], Facts]]:
         if tuple(next(reader)) != _CACHE_COLUMNS:
             return {}
         return {
-            name: (
+            (name, member, int(offset)): (
                 (int(size), int(mtime)),
                 Facts(int(width), int(height), int(length), sha256, status),
             )
-            for name, size, mtime, width, height, length, sha256, status in reader
+            for name, member, offset, size, mtime, width, height, length, sha256, status in reader
         }
     except (OSError, ValueError, csv.Error, StopIteration):
         return {}
 
 
 def _write_cache(
-    path: Path, stamps: dict[str, tuple[int, int] | None], facts: dict[str, Facts]
+    path: Path, stamps: dict[str, tuple[int, int] | None], facts: dict[_Key, Facts]
 ) -> None:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_CACHE_COLUMNS)
-    for name, found in facts.items():
-        stamp = stamps[name]
+    for key, found in facts.items():
+        stamp = stamps[key[0]]
         if stamp is not None:
-            writer.writerow([name, *stamp, *asdict(found).values()])
+            writer.writerow([*key, *stamp, *asdict(found).values()])
     with replacing(path) as file:
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from simpro_fast.data.draws import ViewDraws
-from simpro_fast.data.graph import reflect_pad
 from simpro_fast.data.loader import Views
 from simpro_fast.data.policy import strong_policy, strong_table
+from simpro_fast.data.resident import reflect_pad
 from simpro_fast.data.sources import ArrayDataset
 
 

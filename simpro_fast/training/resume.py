@@ -28,6 +28,7 @@ MAY_CHANGE = (
     "log.",
     "train.steps",
     "output_dir",
+    "data.resident",
     "data.on_bad_image",  # changes nothing but what happens at a damaged file
 )
 

@@ -17,8 +17,10 @@ from simpro_fast.config import load_config
 from simpro_fast.data import preparation
 from simpro_fast.data.image_files import Facts, check_file
 from simpro_fast.data.manifest import read_manifest
+from simpro_fast.data.sources import load_dataset
 from tests.conftest import ROOT
 from tests.data.image_folders import cut, picture, save, tidy
+from tests.data.tar_shards import as_shards, write_tar
 
 BAD = ("cats/trunc.jpg", "dogs/empty.jpg", "owls/note.jpg")
 
@@ -203,6 +205,56 @@ def test_class_without_a_usable_image(root: Path, capsys: pytest.CaptureFixture[
     assert not (root / "out/manifest.csv").exists()
 
 
+def test_tar_shards(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Counted, checked, remembered and packed as files are; problems name shard and member."""
+    tars = as_shards(root, root / "tars")
+    arguments = [
+        f"--labeled={tars}/labeled-{{000..001}}.tar",
+        f"--unlabeled={tars}/unlabeled-*.tar",
+    ]
+    arguments += [f"--val={tars}/val-000.tar", f"--output={root}/out", "--threads=2", "--pack=16"]
+    assert run(root, "--pack=16") == 0
+    of_files, packed = read_manifest(root / "out/manifest.csv"), np.load(root / "out/packed_16.npy")
+    shutil.rmtree(root / "out")
+    before = {path: path.stat().st_mtime_ns for path in tars.iterdir()}
+    capsys.readouterr()
+    assert prepare.main([*arguments, f"--init-config={root}/own.yaml"]) == 0
+    said = capsys.readouterr().out
+    assert "3 classes, 12 labeled, 24 unlabeled, 6 val images, 0 ignored" in said
+    manifest = read_manifest(root / "out/manifest.csv")
+    for row, file in zip(manifest.rows, of_files.rows, strict=True):
+        for name in ("label", "split", "width", "height", "bytes", "sha256", "status"):
+            assert getattr(row, name) == getattr(file, name)
+    assert np.array_equal(np.load(root / "out/packed_16.npy"), packed)
+    assert {path: path.stat().st_mtime_ns for path in tars.iterdir()} == before
+    config = load_config(root / "own.yaml")
+    assert load_dataset(config.data).fingerprint() == manifest.fingerprint()
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "check_file", lambda image: pytest.fail(f"{image} again"))
+        assert prepare.main(arguments) == 0
+    half = (root / "unlabeled/000.jpg").read_bytes()[:400]
+    bad = [("cut.jpg", half), ("note.jpg", b"a note"), ("empty.jpg", b"")]
+    twin = ("twin.jpg", (root / "labeled/cats/0.jpg").read_bytes())
+    path = write_tar(tars / "unlabeled-100.tar", [*bad, twin])
+    capsys.readouterr()
+    assert prepare.main(arguments) == 1
+    printed = capsys.readouterr()
+    assert "4 of 46 files" in printed.err and len(printed.err.splitlines()) == 1
+    for name, _ in bad:
+        assert f"{path} member {name}: damaged: " in printed.out
+    assert f"twin.jpg: duplicate: also labeled as {tars}/labeled-000.tar member cats/0.jpg" in (
+        printed.out
+    )
+    report = json.loads((root / "out/report.json").read_text())
+    assert {"path": str(path), "member": "empty.jpg", "reason": "damaged: empty file"} in (
+        report["problems"]
+    )
+    assert prepare.main([*arguments, "--on-bad-image=skip"]) == 0
+    assert len(read_manifest(root / "out/manifest.csv").usable().rows) == 42
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -213,6 +265,7 @@ def test_class_without_a_usable_image(root: Path, capsys: pytest.CaptureFixture[
         (["--config", "digits_lt/reversed", "--pack", "8", "--output", "o"], "own images"),
         (["--labeled", "a", "--unlabeled", "b", "--output", "o", "--pack", "0"], "'0'"),
         (["--labeled", "a", "--unlabeled", "b"], "--output"),
+        (["--output", "o", "--unlabeled", "u", "--labeled", "a.tar", "b.tar"], "quote patterns"),
         (["a=1", "--labeled", "a", "--unlabeled", "b", "--output", "o"], "a=1 needs --config"),
     ],
 )

@@ -14,6 +14,7 @@ from simpro_fast.data import graph
 from simpro_fast.data.draws import Stream, ViewDraws, ViewSettings, view_draws
 from simpro_fast.data.loader import Views
 from simpro_fast.data.policy import Operation, strong_table, weak_table
+from simpro_fast.data.resident import reflect_pad
 from simpro_fast.errors import UserError
 
 CPU = torch.device("cpu")
@@ -42,7 +43,7 @@ def draws(count: int, size: int, shift: int, flip: bool = True) -> ViewDraws:
 def run_graph(
     images: np.ndarray, one: ViewDraws, table: np.ndarray, views: Views, device: torch.device = CPU
 ) -> torch.Tensor:
-    padded = graph.reflect_pad(images, views.shift)
+    padded = reflect_pad(images, views.shift)
     source = padded if device.type == "cpu" else torch.from_numpy(padded).to(device)
     crop = graph.crop_inputs(one.shift, one.flip, views.shift)
     pipe = graph.build_pipeline(

@@ -57,7 +57,7 @@ def test_classes_are_numbered_as_in_the_downsampled_files(tree: Path) -> None:
     ):
         assert isinstance(images, FileImages) and labels is not None
         assert np.bincount(labels).tolist() == [per_class] * 1000
-        assert [wnids[k] for k in labels] == [Path(path).parent.name for path in images.paths]
+        assert [wnids[k] for k in labels] == [Path(row.path).parent.name for row in images.rows]
     assert dataset.class_names == class_list().names
 
 
@@ -81,8 +81,8 @@ def test_127_parents_stay_with_their_names(tree: Path) -> None:
         (dataset.test_images, dataset.test_labels),
     ):
         assert isinstance(images, FileImages) and labels is not None
-        for path, k in zip(images.paths, labels, strict=True):
-            assert dataset.class_names[k].split()[0] == parents[Path(path).parent.name]
+        for row, k in zip(images.rows, labels, strict=True):
+            assert dataset.class_names[k].split()[0] == parents[Path(row.path).parent.name]
     counts = make_split(data, dataset, 1).labeled_counts
     assert list(counts) == sorted(counts, reverse=True), "head first"
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from simpro_fast.data.ignored import HIDDEN, NO_IMAGE, OUTSIDE, TAKEN
 from simpro_fast.data.image_files import check_file, read_header, read_rgb
-from simpro_fast.data.image_scan import HIDDEN, NO_IMAGE, OUTSIDE, TAKEN, scan_folders
+from simpro_fast.data.image_scan import scan_folders
 from simpro_fast.data.manifest import Manifest, Row, make_manifest, read_manifest, write_manifest
 from simpro_fast.errors import UserError
 from tests.data.image_folders import cut, picture, save, tidy

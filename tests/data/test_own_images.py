@@ -206,11 +206,11 @@ def test_file_images_behave_like_an_array(root: Path) -> None:
     assert images.shape == (42, 16, 16, 3) and len(images) == 42
     some = images[[3, 1, 3]]
     assert some.dtype == np.uint8 and np.array_equal(some[0], some[2])
-    assert np.array_equal(some[1], square(Path(images.paths[1]), 16))
+    assert np.array_equal(some[1], square(Path(images.rows[1].path), 16))
     assert np.array_equal(images[1:4], images[np.array([1, 2, 3])])
     subset = select(dataset.images, split.test)
     assert isinstance(subset, FileImages) and len(subset) == 6
     assert np.array_equal(subset[2:4], images[split.test[2:4]])
-    cut(Path(images.paths[0]), Path(images.paths[0]))
-    with pytest.raises(UserError, match=f"{images.paths[0]}: damaged"):
+    cut(Path(images.rows[0].path), Path(images.rows[0].path))
+    with pytest.raises(UserError, match=f"{images.rows[0].path}: damaged"):
         load_own_images(config(root)).images[[0]]

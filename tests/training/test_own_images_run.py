@@ -19,9 +19,11 @@ from simpro_fast.training.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.training.ranks import start_ranks
 from simpro_fast.training.trainer import Trainer
 from tests.data.image_folders import cut, tidy
+from tests.data.tar_shards import as_shards
 
 MakeConfig = Callable[..., Config]
 # The keys of conftest's TINY that describe the digits are not looked at.
+PARTS = ("labeled", "unlabeled", "val")
 OWN = {"data.name": "images", "data.image_size": 16, "data.batch_size": 4, "data.mu": 2}
 
 
@@ -31,7 +33,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def folders(root: Path, **changes: Any) -> dict[str, Any]:
-    paths = {f"data.{name}": str(root / name) for name in ("labeled", "unlabeled", "val")}
+    paths = {f"data.{name}": str(root / name) for name in PARTS}
     return {**OWN, **paths, **changes}
 
 
@@ -65,14 +67,17 @@ def test_run_without_a_truth(tiny: MakeConfig, root: Path) -> None:
     assert (config.run_dir / "report/views.png").is_file()
 
 
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("kind", ["files", "packed", "shards"])
 def test_interrupted_run_equals_the_unbroken_one(
-    tiny: MakeConfig, root: Path, tmp_path: Path, packed: bool
+    tiny: MakeConfig, root: Path, tmp_path: Path, kind: str
 ) -> None:
-    """Case 29, from files and from the packed array."""
+    """Case 29, from files, from the packed array and from tar shards."""
     changes = folders(root)
-    if packed:
-        arguments = [f"--{name}={root}/{name}" for name in ("labeled", "unlabeled", "val")]
+    if kind == "shards":
+        as_shards(root, root / "tars")
+        changes |= {f"data.{name}": f"{root}/tars/{name}-*.tar" for name in PARTS}
+    if kind == "packed":
+        arguments = [f"--{name}={root}/{name}" for name in PARTS]
         assert prepare.main([*arguments, f"--output={root}/out", "--pack=16"]) == 0
         changes = {**OWN, "data.manifest": f"{root}/out/manifest.csv"}
         changes["data.packed"] = f"{root}/out/packed_16.npy"

@@ -1,0 +1,85 @@
+"""Dry runs of the benches, so that they cannot rot; what they measure is not looked at."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, clean_environment
+
+
+def run(*command: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**clean_environment(), "OMP_NUM_THREADS": "1", "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def test_the_gpu_check_runs_on_a_cpu(tmp_path: Path) -> None:
+    done = run("bench/gpu_check.sh", "--device", "cpu", "--smoke", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "== all parts done" in done.stdout
+    assert (tmp_path / "log.txt").read_text(encoding="utf-8").startswith("== machine")
+    with (tmp_path / "step.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["part"] for row in rows] == ["train", "data", "full"]
+    assert all(float(row["views_per_second"]) > 0 and row["torch"] for row in rows)
+
+
+def test_the_gpu_check_says_that_there_is_no_gpu(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    done = run("bench/gpu_check.sh", "--output", str(tmp_path))
+    assert done.returncode == 1
+    assert "no CUDA device is visible to torch" in done.stdout + done.stderr
+
+
+def test_ours_and_the_baseline_do_the_same_mathematics() -> None:
+    """The bench refuses to time two programs whose losses or updates differ."""
+    done = run(
+        sys.executable,
+        "bench/end_to_end.py",
+        "--smoke",
+        "--recipe",
+        "digits",
+        "--part",
+        "train",
+        "data.mu=2",
+        "distributed.engine=plain",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "same losses and weights from the same batches for 3 steps" in done.stdout
+    assert "digits        train" in done.stdout
+
+
+def test_another_method_is_refused_before_anything_is_timed() -> None:
+    done = run(
+        sys.executable,
+        "bench/end_to_end.py",
+        "--smoke",
+        "--recipe",
+        "digits",
+        "data.mu=2",
+        "distributed.engine=plain",
+        "method.adjust_loss=false",
+    )
+    assert done.returncode == 1
+    assert "of ours and of the baseline differ by" in done.stderr
+    assert "nothing is timed" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_scaling_measures_two_ranks() -> None:
+    done = run(sys.executable, "bench/scaling.py", "--smoke")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "weak     2 ranks" in done.stdout
+    assert "resnet50  sync_bn" in done.stdout
