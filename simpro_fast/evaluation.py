@@ -64,7 +64,7 @@ def evaluate(
     ranks; all ranks must call it and get the same result. The model's mode is restored.
 
     Args:
-        model: from float [n, 3, H, W] to logits [n, K], on `device`.
+        model: from float [n, 3, H, W] of its weights' dtype to logits [n, K], on `device`.
         images: uint8 [n, H, W, 3]; only slices of it are taken, a batch at a time.
         labels: integers [n] in 0..K-1.
         mean, std: per channel, on the 0..1 scale.
@@ -80,8 +80,9 @@ def evaluate(
     targets = torch.as_tensor(labels, dtype=torch.int64)
     _check(images, targets, num_classes)
     start, end = len(images) * rank // world_size, len(images) * (rank + 1) // world_size
-    offset = torch.tensor(mean, dtype=torch.float32, device=device).view(1, 3, 1, 1) * 255
-    scale = torch.tensor(std, dtype=torch.float32, device=device).view(1, 3, 1, 1) * 255
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    offset = torch.tensor(mean, dtype=dtype, device=device).view(1, 3, 1, 1) * 255
+    scale = torch.tensor(std, dtype=dtype, device=device).view(1, 3, 1, 1) * 255
 
     counts = torch.zeros(2, num_classes, dtype=torch.int64, device=device)
     was_training = model.training
@@ -90,7 +91,7 @@ def evaluate(
         rows = slice(first, min(first + batch_size, end))
         # The permuted view of NHWC pixels is channels_last as it stands.
         pixels = torch.as_tensor(images[rows]).to(device)
-        views = pixels.permute(0, 3, 1, 2).float().sub_(offset).div_(scale)
+        views = pixels.permute(0, 3, 1, 2).to(dtype).sub_(offset).div_(scale)
         target = targets[rows].to(device)
         hit = model(views).argmax(dim=1) == target
         counts[0].index_add_(0, target, hit.long())

@@ -7,7 +7,7 @@ dict, views per recipe) is derived here and never written twice.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -263,8 +263,9 @@ class TrainConfig(Section):
     ema_decay: float = Field(0.999, ge=0, lt=1)
     ema_warmup: bool = False
     """Decay min(ema_decay, (1 + step) / (10 + step)); short runs need it."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Autocast of the forward pass; weights, buffers, EMA, priors and loss stay float32."""
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"
+    """bf16: autocast of the forward pass; weights, buffers, EMA and loss stay float32. fp64: all of
+    these in float64, to check numerics (slow on GPUs; not with ZeRO 1 and 2)."""
     compile: Literal["none", "default"] = "none"
     """torch.compile of the model."""
     weak_forward: Literal["concat", "no_grad"] = "concat"
@@ -302,10 +303,18 @@ class DistributedConfig(Section):
     """Ranks and the engine behind the step."""
 
     engine: Literal["deepspeed", "plain"] = "deepspeed"
-    zero_stage: Literal[0, 1, 2] = 0
+    zero_stage: int = 0
+    """DeepSpeed's ZeRO: 0 none, 1 shards the optimizer state, 2 gradients as well. They train the
+    same network; 0 is the fastest for models of this size."""
+    micro_batch: int | None = Field(None, gt=0)
+    """Labeled images per rank and forward pass (and `mu` times as many unlabeled ones); the
+    gradients of all of them make one step. Must divide the rank's share; None: all of it. Batch
+    norm sees micro-batches: its statistics are theirs, its running ones move once for each."""
     sync_bn: bool | Literal["average_buffers"] = True
-    """With several ranks: statistics over all ranks (true), or of each rank with averaged buffers.
-    false is for one rank only: several would train different networks."""
+    """Batch norm with several ranks. true: statistics over all ranks, the same training whatever
+    their number. average_buffers: each rank normalises by its own images; the running statistics
+    are averaged over ranks after every step. false: as in plain DDP, each rank normalises by its
+    own images and all take over rank 0's running statistics."""
     expect_world_size: int | None = Field(None, gt=0)
     """Refuse to start with another number of ranks."""
     collective_timeout: float = Field(1800, gt=0, le=1e6)
@@ -315,6 +324,29 @@ class DistributedConfig(Section):
     hangs; the first step, evaluation and saving may take longer. A single rank only warns."""
     preempt_grace: float = Field(25, gt=0, le=1e6)
     """Seconds from SIGTERM or SIGUSR1 to the end, saved or not; launchers often kill after 30."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_offload(cls, section: Any) -> Any:
+        for key in section if isinstance(section, dict) else ():
+            if str(key).startswith("offload"):
+                raise ValueError(
+                    f"{key} is not supported: the weight average, the priors and checkpoints read "
+                    "weights and optimizer state on the device at every step; leave it out (the "
+                    "state of these models takes less than 1 GB)"
+                )
+        return section
+
+    @model_validator(mode="after")
+    def _check_stage(self) -> DistributedConfig:
+        if self.zero_stage == 3:
+            raise ValueError(
+                "zero_stage=3 is not supported: it shards the weights themselves, which the weight "
+                "average, evaluation and export read whole; use 0, 1 or 2"
+            )
+        if self.zero_stage not in (0, 1, 2):
+            raise ValueError(f"zero_stage must be 0, 1 or 2, got {self.zero_stage}")
+        return self
 
 
 class CheckpointConfig(Section):
@@ -364,6 +396,17 @@ class Config(Section):
                 "distributed.zero_stage needs distributed.engine=deepspeed; "
                 "use zero_stage=0 with the plain engine"
             )
+        if self.train.precision == "fp64":
+            if self.distributed.zero_stage:
+                raise ValueError(
+                    f"train.precision=fp64 needs distributed.zero_stage=0: DeepSpeed keeps "
+                    f"float32 copies of the weights at stage {self.distributed.zero_stage}"
+                )
+            if self.method.impl == "triton":
+                raise ValueError(
+                    "train.precision=fp64 needs method.impl=auto, eager or compile: "
+                    "the Triton kernels compute in float32"
+                )
         if any(not part.strip(".") for part in self.name.split("/")):
             raise ValueError(f"name={self.name!r} must not hold '.' or '..' between slashes")
         if self.optim.warmup_steps >= self.train.steps:
@@ -387,6 +430,11 @@ class Config(Section):
     def strong_views(self) -> int:
         """Strong views per unlabeled image (V)."""
         return self.data.strong_views or RECIPE_VIEWS[self.method.recipe]["strong"]
+
+    def micro_batches(self, world_size: int) -> int:
+        """Forward passes per step on each of `world_size` ranks."""
+        labeled = self.data.batch_size // world_size
+        return labeled // (self.distributed.micro_batch or labeled)
 
     @property
     def run_dir(self) -> Path:

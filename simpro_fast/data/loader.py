@@ -12,7 +12,7 @@ Ranks take contiguous slices of the global batch: labeled position j belongs to 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -69,7 +69,20 @@ class Shapes:
     @property
     def rows(self) -> int:
         """Views in a batch: L*b + (1+V)*m."""
-        return self.labeled_views * self.labeled + (1 + self.strong_views) * self.unlabeled
+        return sum(self.rows_by_kind)
+
+    @property
+    def rows_by_kind(self) -> list[int]:
+        """Labeled, weak and strong views: [L*b, m, V*m]."""
+        return [
+            self.labeled_views * self.labeled,
+            self.unlabeled,
+            self.strong_views * self.unlabeled,
+        ]
+
+    def part(self, parts: int) -> Shapes:
+        """Sizes of each of so many equal parts of the images."""
+        return replace(self, labeled=self.labeled // parts, unlabeled=self.unlabeled // parts)
 
 
 def rank_shapes(

@@ -1,6 +1,10 @@
 """Networks, their weight averages, and batch norm over ranks."""
 
-from simpro_fast.models.batch_norm import average_buffers, convert_sync_batch_norm
+from simpro_fast.models.batch_norm import (
+    average_buffers,
+    convert_sync_batch_norm,
+    first_rank_buffers,
+)
 from simpro_fast.models.build import build_model, list_models
 from simpro_fast.models.ema import WeightEMA
 from simpro_fast.models.head import head_of
@@ -12,6 +16,7 @@ __all__ = [
     "average_buffers",
     "build_model",
     "convert_sync_batch_norm",
+    "first_rank_buffers",
     "head_of",
     "list_models",
     "load_pretrained",

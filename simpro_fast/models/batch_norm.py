@@ -131,7 +131,6 @@ def _synchronised(norm: _BatchNorm, process_group: dist.ProcessGroup | None) -> 
     return converted.train(norm.training)
 
 
-@torch.no_grad()
 def average_buffers(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
     """Replace the float buffers by their mean over the ranks, in one collective.
 
@@ -139,6 +138,21 @@ def average_buffers(model: nn.Module, process_group: dist.ProcessGroup | None = 
     checkpoint reads them; afterwards they are equal on all ranks bit for bit. All ranks must call
     it. Integer buffers count steps and are equal already. Does nothing on a single rank.
     """
+    _share_buffers(model, process_group, first_rank_only=False)
+
+
+def first_rank_buffers(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
+    """Replace the float buffers by those of the first rank, as DDP does; else `average_buffers`.
+
+    For `distributed.sync_bn: false`.
+    """
+    _share_buffers(model, process_group, first_rank_only=True)
+
+
+@torch.no_grad()
+def _share_buffers(
+    model: nn.Module, process_group: dist.ProcessGroup | None, *, first_rank_only: bool
+) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         return
     world_size = dist.get_world_size(process_group)
@@ -146,7 +160,11 @@ def average_buffers(model: nn.Module, process_group: dist.ProcessGroup | None = 
     if world_size == 1 or not buffers:
         return
     packed = torch.cat([buffer.double().flatten() for buffer in buffers])
-    dist.all_reduce(packed, group=process_group)
-    means = (packed / world_size).split([buffer.numel() for buffer in buffers])
-    for buffer, mean in zip(buffers, means, strict=True):
-        buffer.copy_(mean.view_as(buffer))
+    if first_rank_only:
+        dist.broadcast(packed, group_src=0, group=process_group)
+    else:
+        dist.all_reduce(packed, group=process_group)
+        packed /= world_size
+    parts = packed.split([buffer.numel() for buffer in buffers])
+    for buffer, part in zip(buffers, parts, strict=True):
+        buffer.copy_(part.view_as(buffer))

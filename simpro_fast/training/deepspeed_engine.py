@@ -21,11 +21,9 @@ from simpro_fast.training.engine import (
     load_optimizer_slots,
     optimizer_slots,
 )
+from simpro_fast.training.gradients import BUCKET_ELEMENTS, GradientAverage
 from simpro_fast.training.optim import build_optimizer, set_learning_rate
 from simpro_fast.training.ranks import Ranks
-
-# DeepSpeed's default puts a whole small model into one bucket, so nothing can overlap.
-BUCKET_ELEMENTS = 8_000_000
 
 
 def import_deepspeed(device: torch.device) -> Any:
@@ -53,12 +51,16 @@ def import_deepspeed(device: torch.device) -> Any:
 
 def deepspeed_config(config: Config, ranks: Ranks) -> dict[str, Any]:
     """The DeepSpeed dictionary, built from the one configuration."""
+    micro_batches = config.micro_batches(ranks.world_size)
     return {
-        "train_micro_batch_size_per_gpu": config.data.batch_size // ranks.world_size,
-        "gradient_accumulation_steps": 1,
+        "train_micro_batch_size_per_gpu": (
+            config.data.batch_size // (ranks.world_size * micro_batches)
+        ),
+        "gradient_accumulation_steps": micro_batches,
         "gradient_clipping": config.optim.grad_clip or 0.0,
         "zero_optimization": {
             "stage": config.distributed.zero_stage,
+            # The default holds a whole small model, so that nothing could overlap.
             "reduce_bucket_size": BUCKET_ELEMENTS,
             "allgather_bucket_size": BUCKET_ELEMENTS,
             "overlap_comm": ranks.device.type == "cuda",
@@ -86,7 +88,13 @@ class DeepSpeedEngine:
             optimizer=self._torch_optimizer,
             config=deepspeed_config(config, ranks),
         )
+        self._micro_batches = config.micro_batches(ranks.world_size)
+        self._average: GradientAverage | None = None
         if self._zero_stage == 0:
+            # DeepSpeed would start to communicate only after backward, and refuses float64.
+            self._engine.enable_backward_allreduce = False
+            if ranks.world_size > 1:
+                self._average = GradientAverage(self.module.parameters(), ranks.world_size)
             # This layout breaks DeepSpeed's flattening if set earlier; ZeRO keeps weights flat.
             self.module.to(memory_format=torch.channels_last)
 
@@ -95,9 +103,16 @@ class DeepSpeedEngine:
         return logits
 
     def backward(self, loss: Tensor) -> None:
-        self._engine.backward(loss)
+        last = self._engine.is_gradient_accumulation_boundary()
+        if self._average is not None and last:
+            self._average.begin()
+        self._engine.backward(loss)  # Divides by the number of micro-batches.
+        if not last:
+            self._engine.step()  # Counts the micro-batch; nothing moves before the last one.
 
     def step(self, lr: float) -> None:
+        if self._average is not None:
+            self._average.finish()
         set_learning_rate(self._optimizer.param_groups, lr)
         self._engine.step()
 
@@ -156,8 +171,9 @@ class DeepSpeedEngine:
 
     def _create_slots(self) -> None:
         """Let ZeRO allocate its sharded slots by one step that changes no weight."""
-        zero = sum((p * 0.0).sum() for p in self.module.parameters())
-        self._engine.backward(zero)
+        for _ in range(self._micro_batches):
+            parts = [(p * 0.0).sum() for p in self.module.parameters()]
+            self.backward(torch.stack(parts).sum())
         self.step(0.0)
 
     def _scatter_slots(self, slots: dict[str, dict[str, Any]]) -> None:

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from simpro_fast.config import Config
 from simpro_fast.errors import UserError
+from simpro_fast.training.gradients import GradientAverage
 from simpro_fast.training.optim import build_optimizer, set_learning_rate
 from simpro_fast.training.ranks import Ranks
 
@@ -33,11 +33,18 @@ class Engine(Protocol):
         ...
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of a scalar loss, averaged over ranks (at the latest in `step`)."""
+        """Add the gradients of a scalar loss, the mean over one micro-batch of this rank.
+
+        After all micro-batches of a step they are the mean over these and over the ranks (at the
+        latest in `step`).
+        """
         ...
 
     def step(self, lr: float) -> None:
-        """Clip, update the weights with learning rate `lr`, clear the gradients."""
+        """Clip, update the weights with learning rate `lr`, clear the gradients.
+
+        Called once after the last micro-batch of a step.
+        """
         ...
 
     def save(self) -> EngineState:
@@ -65,8 +72,9 @@ def build_engine(config: Config, model: nn.Module, ranks: Ranks) -> Engine:
 class PrecisionForward(nn.Module):
     """The model under `train.precision`: autocast inside, so that no engine can undo it.
 
-    Weights, batch-norm state and optimizer stay float32 and only the operations that autocast
-    lists run in bfloat16. Logits leave in the dtype that the last layer gave them.
+    bf16: weights, batch-norm state and optimizer stay float32 and only the operations that
+    autocast lists run in bfloat16; logits leave in the dtype that the last layer gave them.
+    fp64: the weights are float64 and the views become it here.
     """
 
     def __init__(self, config: Config, model: nn.Module, device: torch.device) -> None:
@@ -74,14 +82,20 @@ class PrecisionForward(nn.Module):
         self.net = model
         self._device_type = device.type
         self._bf16 = config.train.precision == "bf16"
+        self._dtype = weight_dtype(config)
         if config.train.compile == "default":
             require_compiler("train.compile=default", "train.compile=none", device)
             model.compile(dynamic=False)
 
     def forward(self, views: Tensor) -> Tensor:
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._bf16):
-            logits: Tensor = self.net(views)
+            logits: Tensor = self.net(views.to(self._dtype))
         return logits
+
+
+def weight_dtype(config: Config) -> torch.dtype:
+    """Of weights, buffers, their average and the optimizer under `train.precision`."""
+    return torch.float64 if config.train.precision == "fp64" else torch.float32
 
 
 def require_compiler(option: str, cure: str, device: torch.device) -> None:
@@ -97,26 +111,36 @@ def require_compiler(option: str, cure: str, device: torch.device) -> None:
 
 
 class PlainEngine:
-    """PyTorch alone; with several ranks one all-reduce of all gradients after backward."""
+    """PyTorch alone; with several ranks gradients are averaged while backward goes on."""
 
     def __init__(self, config: Config, model: nn.Module, ranks: Ranks) -> None:
         self.module = model.to(ranks.device).to(memory_format=torch.channels_last)
         self._net = PrecisionForward(config, self.module, ranks.device)
         self.optimizer = build_optimizer(config.optim, self.module)
         self._grad_clip = config.optim.grad_clip
-        self._world_size = ranks.world_size
+        self._micro_batches = config.micro_batches(ranks.world_size)
+        self._seen = 0
+        self._average: GradientAverage | None = None
+        if ranks.world_size > 1:
+            self._average = GradientAverage(self.module.parameters(), ranks.world_size)
 
     def forward(self, views: Tensor) -> Tensor:
         logits: Tensor = self._net(views)
         return logits
 
     def backward(self, loss: Tensor) -> None:
-        loss.backward()
+        self._seen += 1
+        if self._average is not None and self._seen == self._micro_batches:
+            self._average.begin()
+        (loss / self._micro_batches).backward()
 
     def step(self, lr: float) -> None:
+        if self._seen != self._micro_batches:
+            raise RuntimeError(f"{self._seen} of {self._micro_batches} micro-batches seen")
+        self._seen = 0
+        if self._average is not None:
+            self._average.finish()
         parameters = [p for p in self.module.parameters() if p.grad is not None]
-        if self._world_size > 1:
-            average_gradients(parameters, self._world_size)
         if self._grad_clip is not None:
             nn.utils.clip_grad_norm_(parameters, self._grad_clip, foreach=True)
         set_learning_rate(self.optimizer.param_groups, lr)
@@ -130,21 +154,6 @@ class PlainEngine:
     def load(self, state: EngineState) -> None:
         load_model(self.module, state["model"])
         load_optimizer_slots(self.optimizer, self.module, state["optimizer"])
-
-
-def average_gradients(parameters: list[nn.Parameter], world_size: int) -> None:
-    """One collective for all gradients: these models are small, and latency counts."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    flat = torch.cat([g.reshape(-1) for g in gradients])
-    dist.all_reduce(flat)
-    flat /= world_size
-    torch._foreach_copy_(
-        gradients,
-        [
-            part.view_as(g)
-            for part, g in zip(flat.split([g.numel() for g in gradients]), gradients, strict=True)
-        ],
-    )
 
 
 def load_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:

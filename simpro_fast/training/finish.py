@@ -105,9 +105,12 @@ def _images_replaced(trainer: Trainer) -> int:
 
 
 def export_model(trainer: Trainer) -> None:
-    """`model.safetensors` and `model.json`: the EMA weights and what using them needs."""
+    """`model.safetensors` and `model.json`: the EMA weights, float32, and what using them needs."""
     config, dataset = trainer.config, trainer.dataset
-    weights = {k: v.contiguous().cpu() for k, v in trainer.ema.state_dict().items()}
+    weights = {
+        name: (value.float() if value.is_floating_point() else value).contiguous().cpu()
+        for name, value in trainer.ema.state_dict().items()
+    }
     target = trainer.run.path / "model.safetensors"
     temporary = target.with_name(".model.safetensors.tmp")
     save_file(weights, temporary)

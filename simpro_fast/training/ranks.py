@@ -116,10 +116,17 @@ def check_launch(config: Config) -> None:
             f"data.batch_size={batch} does not divide over {world} ranks; "
             f"the nearest that do: {nearest}"
         )
-    if config.distributed.sync_bn is False and world > 1:
+    micro, labeled = config.distributed.micro_batch, batch // world
+    if micro is not None and labeled % micro:
+        divisors = [n for n in range(1, labeled + 1) if labeled % n == 0]
+        near = [
+            max((n for n in divisors if n < micro), default=None),
+            min((n for n in divisors if n > micro), default=None),
+        ]
         raise ConfigError(
-            f"distributed.sync_bn=false would train another network on each of the {world} ranks; "
-            "use true or average_buffers"
+            f"distributed.micro_batch={micro} does not divide the {labeled} labeled images of "
+            f"each of {world} rank(s); the nearest that do: "
+            + " or ".join(str(n) for n in near if n is not None)
         )
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda: no CUDA device is visible; use device=cpu or device=auto")

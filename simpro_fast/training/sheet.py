@@ -22,9 +22,10 @@ def views_sheet(trainer: Trainer) -> ViewsSheet:
     dataset, step = trainer.dataset, trainer.step
     batch = trainer.loader.next(step)
     draws = trainer.loader.describe(step)
-    unlabeled, strong_views = trainer.rows[1], trainer.config.strong_views
+    shapes = trainer.shapes
+    unlabeled, strong_views = shapes.unlabeled, shapes.strong_views
     count = min(SHOWN, unlabeled)
-    views = batch.views[trainer.rows[0] :].permute(0, 2, 3, 1).float().cpu().numpy()
+    views = batch.views[shapes.rows_by_kind[0] :].permute(0, 2, 3, 1).float().cpu().numpy()
     pixels = np.clip(np.rint((views * dataset.std + dataset.mean) * 255), 0, 255).astype(np.uint8)
     weak, *strong = np.split(pixels, 1 + strong_views)
     indices = np.asarray(draws["unlabeled"][:count])

@@ -13,30 +13,32 @@ import torch
 from torch import nn
 
 from simpro_fast.config import Config, dump_config
-from simpro_fast.data.loader import Loader, build_loader
+from simpro_fast.data.loader import Loader, build_loader, rank_shapes
 from simpro_fast.data.own_images import select
 from simpro_fast.data.sources import ArrayDataset, load_dataset
 from simpro_fast.data.splits import Split, make_split
 from simpro_fast.errors import UserError
 from simpro_fast.evaluation import Evaluation, evaluate, kl_divergence
 from simpro_fast.files import write_json
-from simpro_fast.methods import build_method, resolve_alpha
+from simpro_fast.methods import MethodOutput, build_method, resolve_alpha
 from simpro_fast.models import (
     PretrainedReport,
     WeightEMA,
     average_buffers,
     build_model,
     convert_sync_batch_norm,
+    first_rank_buffers,
     load_pretrained,
 )
 from simpro_fast.training import finish
 from simpro_fast.training.board import Board
 from simpro_fast.training.checkpoint import list_checkpoints, save_checkpoint
-from simpro_fast.training.engine import build_engine, require_compiler
+from simpro_fast.training.engine import build_engine, require_compiler, weight_dtype
 from simpro_fast.training.failures import PeerError
 from simpro_fast.training.forward import ViewForward
 from simpro_fast.training.guard import NonFiniteLossError, StepGuard, refuse_non_finite
 from simpro_fast.training.meter import Meter, Stopwatch
+from simpro_fast.training.micro_batch import join_outputs, split_batch
 from simpro_fast.training.optim import learning_rate
 from simpro_fast.training.preemption import Preempted
 from simpro_fast.training.progress import Progress
@@ -103,16 +105,20 @@ class Trainer:
         batch = self.loader.next(step)
         self.stopwatch.data_arrived()
 
-        logits_labeled, logits_weak, logits_strong = self.forward(batch.views)
-        out = self.method(logits_labeled, batch.targets, logits_weak, logits_strong)
-
-        self.guard.watch(out.loss, step)
-        self.engine.backward(out.loss)
+        outputs: list[MethodOutput] = []
+        for micro in split_batch(batch, self.shapes, self.micro_batches):
+            logits_labeled, logits_weak, logits_strong = self.forward(micro.views)
+            part = self.method(logits_labeled, micro.targets, logits_weak, logits_strong)
+            outputs.append(part)
+            if len(outputs) == self.micro_batches:
+                out = join_outputs(outputs)
+                self.guard.watch(out.loss, step)
+            self.engine.backward(part.loss)
         self.engine.step(learning_rate(config.optim, step, config.train.steps))
         self.guard.confirm()
 
-        if config.distributed.sync_bn == "average_buffers":
-            average_buffers(self.model)
+        if self.share_buffers is not None:
+            self.share_buffers(self.model)
         self.ema.update(step)
         self.meter.add(out, batch.truth)
         self.step = step + 1
@@ -210,9 +216,12 @@ class Trainer:
             self.pretrained = load_pretrained(model, config.model.weights)
             ranks.agree_on("file of model.weights", self.pretrained.sha256)
             self.fingerprint["weights"] = self.pretrained.sha256
-        model = model.to(ranks.device)
+        model = model.to(ranks.device, weight_dtype(config))
         if ranks.world_size > 1 and config.distributed.sync_bn is True:
             model = convert_sync_batch_norm(model)
+        self.share_buffers = {"average_buffers": average_buffers, False: first_rank_buffers}.get(
+            config.distributed.sync_bn
+        )
         ranks.broadcast_module(model)
         if config.method.impl == "compile":
             require_compiler("method.impl=compile", "method.impl=auto", ranks.device)
@@ -232,17 +241,16 @@ class Trainer:
             alpha=self.alpha,
             strong_views=config.strong_views,
         ).to(ranks.device)
-        labeled = data.batch_size // ranks.world_size
-        unlabeled = data.mu * labeled
-        self.rows = [
-            config.labeled_views * labeled,
-            unlabeled,
-            config.strong_views * unlabeled,
-        ]
-        self.views_per_step = sum(self.rows) * ranks.world_size
-        self.forward = ViewForward(
-            self.engine, self.method, self.rows, config.train, ranks.world_size
+        self.shapes = rank_shapes(
+            data,
+            labeled_views=config.labeled_views,
+            strong_views=config.strong_views,
+            world_size=ranks.world_size,
         )
+        self.views_per_step = self.shapes.rows * ranks.world_size
+        self.micro_batches = config.micro_batches(ranks.world_size)
+        rows = self.shapes.part(self.micro_batches).rows_by_kind
+        self.forward = ViewForward(self.engine, self.method, rows, config.train, ranks.world_size)
         self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
         self.meter = Meter(ranks.device)
 

@@ -4,11 +4,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gloo_ranks import run_ranks
 from torch import Tensor, nn
 
 from simpro_fast.errors import UserError
 from simpro_fast.evaluation import Evaluation, evaluate, kl_divergence, many_medium_few
+from tests.training.gloo_ranks import run_ranks
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
@@ -87,8 +87,8 @@ def _two_rank_evaluation(rank: int, world_size: int) -> list[list[int]]:
     return [found.correct.tolist(), found.count.tolist(), fewer.count.tolist()]
 
 
-def test_every_image_counts_once_over_the_ranks(tmp_path):
-    for result in run_ranks(_two_rank_evaluation, tmp_path):
+def test_every_image_counts_once_over_the_ranks():
+    for result in run_ranks(_two_rank_evaluation):
         assert result == [[1, 1, 1, 1], [1, 1, 2, 1], [0, 0, 0, 1]]
 
 

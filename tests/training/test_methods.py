@@ -3,7 +3,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from gloo_ranks import run_ranks
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -11,6 +10,7 @@ from simpro_fast import FixMatch, SimPro
 from simpro_fast.config.schema import MethodConfig
 from simpro_fast.errors import ConfigError
 from simpro_fast.methods import build_method, resolve_alpha
+from tests.training.gloo_ranks import run_ranks
 
 COUNTS = [40, 15, 5]
 BUFFERS = ("pi_u", "phi", "labeled_count", "unlabeled_mass")
@@ -325,8 +325,8 @@ def _two_rank_priors(rank: int, world_size: int) -> dict[str, Tensor]:
     return simpro.state_dict()
 
 
-def test_two_ranks_equal_one_on_the_joined_batches(tmp_path):
-    ranks = run_ranks(_two_rank_priors, tmp_path)
+def test_two_ranks_equal_one_on_the_joined_batches():
+    ranks = run_ranks(_two_rank_priors)
     single = SimPro(COUNTS, threshold=0.6)
     for step in range(4):
         single(*logits(step, b=4, n=8))
