@@ -53,7 +53,6 @@ def test_fifty_steps_on_one_two_and_four_ranks(tiny: MakeConfig) -> None:
     ("model", "engine", "worlds"),
     [
         ("wrn_28_2", "plain", {"fp64": (2, 4), "fp32": (2, 4)}),
-        ("resnet50", "deepspeed", {"fp64": (4,), "fp32": (2,)}),  # 25 M weights: slow here
     ],
 )
 def test_real_nets(
