@@ -138,6 +138,11 @@ class DataConfig(Section):
     resident: Literal["auto", "device", "host"] = "auto"
     """Arrays of images on a GPU: in its memory, on the host, or (auto) in its memory if they take
     at most half of what is free when training starts. On a CPU they are on the host."""
+    """Fetches that the pipeline prepares ahead."""
+    steps_per_fetch: int = Field(1, gt=0, le=64)
+    """Steps whose batches one run of the pipeline makes (a fetch); never changes a batch."""
+    hw_decoder_load: float = Field(0.65, ge=0, le=1)
+    """Share of the JPEG files that a GPU decodes in its hardware decoder, where it has one."""
 
     # Own files (`name: images`): folders, or a manifest that launch/prepare.py wrote. The class
     # counts are those of the files, so labeled_max ... unlabeled_distribution are not looked at.

@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from simpro_fast.config.schema import DataConfig
-from simpro_fast.data.draws import StepDraws, StepSource, ViewSettings
-from simpro_fast.data.graph import build_pipeline, crop_inputs
+from simpro_fast.data.batch_views import join_tables, make_views, view_table
+from simpro_fast.data.draws import StepSource, ViewSettings
+from simpro_fast.data.graph import build_pipeline
 from simpro_fast.data.loader import Batch, Shapes, StepCounter, Views
-from simpro_fast.data.policy import Operation, strong_table, weak_table
+from simpro_fast.data.policy import Operation
 from simpro_fast.data.resident import ResidentImages
 from simpro_fast.data.sources import ArrayDataset
 from simpro_fast.data.splits import Split
@@ -21,11 +22,10 @@ from simpro_fast.errors import UserError
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    """A step whose inputs the pipeline has taken, or is about to take."""
+class _Labels:
+    """Labels of a step whose views the pipeline makes."""
 
-    draws: StepDraws
-    parameters: tuple[np.ndarray, ...]
+    step: int
     targets: np.ndarray
     truth: np.ndarray
 
@@ -33,8 +33,9 @@ class _Prepared:
 class DaliLoader:
     """One rank's batches through DALI; implements `loader.Loader`.
 
-    The pipeline works `data.prefetch` steps ahead, so its sources count their own steps, starting
-    at `start_step`; labels wait in a queue until the views of their step come out.
+    The pipeline works up to `data.prefetch` runs ahead and in its own thread, where it calls
+    `_make_views` for the next `data.steps_per_fetch` steps. That counts its own steps, starting at
+    `start_step`; labels wait in a queue until the views of their step come out.
     """
 
     def __init__(
@@ -72,21 +73,19 @@ class DaliLoader:
             ),
         )
         self._counter = StepCounter(start_step)
-        self._source_step = start_step
-        self._for_images: deque[_Prepared] = deque()
-        self._for_parameters: deque[_Prepared] = deque()
-        self._for_output: deque[_Prepared] = deque()
+        self._steps_per_fetch = data.steps_per_fetch
+        self._next_made = start_step
+        self._labels: deque[_Labels] = deque()
+        self._fetched: deque[torch.Tensor] = deque()
         self._failure: str | None = None
         # torch fixes the pool size of a thread at its first use. Do it for this one before the
         # threads of the pipeline choose theirs, which would otherwise become its default.
         torch.get_num_threads()
         self._resident: ResidentImages | None = ResidentImages(
-            dataset, split, shapes, pad=views.shift, device=device, resident=data.resident
+            dataset, split, device=device, resident=data.resident
         )
         self._pipe: Any = build_pipeline(
-            self._image_source,
-            self._parameter_source,
-            rows=shapes.rows,
+            self._make_views,
             views=views,
             device=device,
             num_threads=num_threads,
@@ -97,26 +96,32 @@ class DaliLoader:
         if self._pipe is None:
             raise UserError(f"data of step {step}: {self._failure or 'the loader is closed'}")
         self._counter.take(step)
+        if not self._fetched:
+            self._fetch(step)
+        labels = self._labels.popleft()
+        if labels.step != step:
+            raise RuntimeError(f"views of step {step} met the labels of step {labels.step}")
+        return Batch(
+            step=step,
+            views=self._fetched.popleft().permute(0, 3, 1, 2),
+            targets=torch.from_numpy(labels.targets).to(self._device, non_blocking=True),
+            truth=torch.from_numpy(labels.truth).to(self._device, non_blocking=True),
+        )
+
+    def _fetch(self, step: int) -> None:
+        """Run the pipeline: float32 [rows, H, W, 3] of each of the next steps."""
         try:
             if self._device.type == "cuda":
                 (output,) = self._pipe.run(torch.cuda.current_stream(self._device))
             else:
                 (output,) = self._pipe.run()
-            views = torch.from_dlpack(output.as_tensor()).permute(0, 3, 1, 2)
+            (views,) = torch.from_dlpack(output.as_tensor())
         except Exception as error:
             reason = self._failure or failure_reason(error)
             self.close()
             self._failure = reason
             raise UserError(f"data of step {step}: {reason}") from error
-        prepared = self._for_output.popleft()
-        if prepared.draws.step != step:
-            raise RuntimeError(f"views of step {step} met the labels of step {prepared.draws.step}")
-        return Batch(
-            step=step,
-            views=views,
-            targets=torch.from_numpy(prepared.targets).to(self._device, non_blocking=True),
-            truth=torch.from_numpy(prepared.truth).to(self._device, non_blocking=True),
-        )
+        self._fetched.extend(views.split(self._shapes.rows))
 
     def describe(self, step: int) -> dict[str, Any]:
         draws = self._draws(step)
@@ -137,51 +142,35 @@ class DaliLoader:
         if getattr(self, "_pipe", None) is not None:
             self.close()
 
-    def _image_source(self) -> np.ndarray | torch.Tensor:
-        """Padded images uint8 [views, H+2p, W+2p, 3] of the next step, where the pipeline runs."""
-        draws = self._prepared(self._for_images).draws
-        assert self._resident is not None  # it outlives the pipeline
-        return self._resident.views(draws.labeled, draws.unlabeled)
-
-    def _parameter_source(self) -> tuple[np.ndarray, ...]:
-        return self._prepared(self._for_parameters).parameters
-
-    def _prepared(self, queue: deque[_Prepared]) -> _Prepared:
-        """The next step of one of the two sources; whichever comes first draws it for both."""
-        if not queue:
-            step = self._source_step
+    def _make_views(self) -> torch.Tensor:
+        """Views uint8 of the next steps, rows in the order of `Batch.views`, on the device."""
+        shapes, steps = self._shapes, self._steps_per_fetch
+        fetched, tables, starts = [], [], []
+        for i in range(steps):
+            step = self._next_made
             try:
-                prepared = self._prepare(self._draws(step))
+                draws = self._draws(step)
+                tables.append(view_table(draws.labeled_views, shapes.labeled, self._views))
+                tables.append(view_table(draws.unlabeled_views, shapes.unlabeled, self._views))
+                labels = _Labels(
+                    step=step,
+                    targets=self._dataset.labels[self._split.labeled[draws.labeled]],
+                    truth=self._dataset.unlabeled_truth(self._split.unlabeled[draws.unlabeled]),
+                )
             except Exception as error:
                 self._failure = f"the draws of step {step} failed: {error}"
                 raise
-            self._source_step += 1
-            for waiting in (self._for_images, self._for_parameters, self._for_output):
-                waiting.append(prepared)
-        return queue.popleft()
-
-    def _prepare(self, draws: StepDraws) -> _Prepared:
-        """Inputs of the pipeline, rows in the order of `Batch.views`."""
-        shapes, views = self._shapes, self._views
-        tables, shifts, flips = [], [], []
-        for part, weak in (
-            (draws.labeled_views, shapes.labeled),
-            (draws.unlabeled_views, shapes.unlabeled),
-        ):
-            table = strong_table(
-                part, cutout=views.cutout, width=views.image_size, height=views.image_size
-            )
-            table[:weak] = weak_table(weak)
-            tables.append(table)
-            shifts.append(part.shift)
-            flips.append(part.flip)
-        crop = crop_inputs(np.concatenate(shifts), np.concatenate(flips), views.shift)
-        return _Prepared(
-            draws=draws,
-            parameters=(*crop, np.concatenate(tables)),
-            targets=self._dataset.labels[self._split.labeled[draws.labeled]],
-            truth=self._dataset.unlabeled_truth(self._split.unlabeled[draws.unlabeled]),
+            # The images of all steps come together, labeled ones first.
+            starts += [i * shapes.labeled, steps * shapes.labeled + i * shapes.unlabeled]
+            fetched.append(draws)
+            self._labels.append(labels)
+            self._next_made += 1
+        assert self._resident is not None  # it outlives the pipeline
+        images = self._resident.gather(
+            np.concatenate([draws.labeled for draws in fetched]),
+            np.concatenate([draws.unlabeled for draws in fetched]),
         )
+        return make_views(images, join_tables(tables, starts), max_shift=self._views.shift)
 
 
 def failure_reason(error: Exception) -> str:

@@ -41,11 +41,15 @@ def encoded_array(image: ImageSource) -> np.ndarray:
     return np.frombuffer(data or b"\0", np.uint8)
 
 
-def decode(images: Any, *, read: bool, gpu: bool) -> Any:
+def decode(images: Any, *, read: bool, gpu: bool, hw_decoder_load: float = 0.65) -> Any:
     """uint8 [H, W, 3] of each file, upright; `images` are paths to read, or encoded bytes."""
     fn, types, _ = import_dali()
     encoded = fn.io.file.read(images) if read else images
-    return fn.decoders.image(encoded, device="mixed" if gpu else "cpu", output_type=types.RGB)
+    if not gpu:
+        return fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
+    return fn.decoders.image(
+        encoded, device="mixed", output_type=types.RGB, hw_decoder_load=hw_decoder_load
+    )
 
 
 def crop_view(images: Any, start: Any, end: Any, mirror: Any, *, size: int) -> Any:
@@ -72,6 +76,7 @@ def build_image_pipeline(
     device: torch.device,
     num_threads: int,
     prefetch: int,
+    hw_decoder_load: float,
 ) -> Any:
     """A built pipeline with one output per view: float32 [images, size, size, 3], normalised.
 
@@ -91,7 +96,7 @@ def build_image_pipeline(
         files, *inputs = fn.external_source(
             source=source, num_outputs=num_views * len(VIEW_INPUTS), batch=True
         )
-        decoded = decode(files, read=read, gpu=gpu)
+        decoded = decode(files, read=read, gpu=gpu, hw_decoder_load=hw_decoder_load)
         outputs = []
         for v in range(num_views):
             start, end, mirror = inputs[:3]

@@ -176,6 +176,7 @@ class ImageLoader:
             device=self._device,
             num_threads=self._num_threads,
             prefetch=self._data.prefetch,
+            hw_decoder_load=self._data.hw_decoder_load,
         )
 
     def _run(self) -> list[torch.Tensor]:

@@ -203,8 +203,9 @@ def build_loader(
 ) -> Loader:
     """The DALI loader of one rank, from arrays or from image files.
 
-    Raises `ConfigError` when the batch cannot be shared equally, or when there are more ranks
-    than labeled or unlabeled images; `UserError` when DALI is not installed.
+    Raises `ConfigError` when the batch cannot be shared equally, when there are more ranks than
+    labeled or unlabeled images, or for several steps per fetch from files; `UserError` when DALI
+    is not installed.
     """
     from simpro_fast.data.dali_loader import DaliLoader
     from simpro_fast.data.image_loader import ImageLoader
@@ -230,5 +231,10 @@ def build_loader(
         "num_threads": num_threads,
     }
     if isinstance(dataset, OwnImages) and dataset.in_files:
+        if data.steps_per_fetch > 1:
+            raise ConfigError(
+                f"data.steps_per_fetch={data.steps_per_fetch} is for arrays: decoding the files "
+                "takes the time, and it is by the file; set it to 1, or pack the images"
+            )
         return ImageLoader(data, dataset, split, **arguments)
     return DaliLoader(data, dataset, split, **arguments)

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from simpro_fast.data.batch_views import make_views, view_table
 from simpro_fast.data.draws import ViewDraws
 from simpro_fast.data.loader import Views
-from simpro_fast.data.policy import strong_policy, strong_table
-from simpro_fast.data.resident import reflect_pad
 from simpro_fast.data.sources import ArrayDataset
 
 
@@ -38,17 +37,6 @@ def replay_views(
 
 
 def _replay(images: np.ndarray, draws: ViewDraws, views: Views) -> np.ndarray:
-    count, side = len(images), views.image_size
-    num_views = len(draws) // count
-    flip = draws.flip[:, None, None, None]
-    flipped = np.tile(images, (num_views, 1, 1, 1))
-    padded = reflect_pad(np.where(flip, flipped[:, :, ::-1], flipped), views.shift)
-    weak = np.stack(
-        [
-            image[y : y + side, x : x + side]
-            for image, (y, x) in zip(padded, draws.shift, strict=True)
-        ]
-    )
-    table = strong_table(draws, cutout=views.cutout, width=side, height=side)
-    weak[count:] = strong_policy(torch.from_numpy(weak[count:]), table[count:]).numpy()
-    return weak.reshape(num_views, count, side, side, 3)
+    table = view_table(draws, len(images), views)
+    made = make_views(torch.from_numpy(images), table, max_shift=views.shift).numpy()
+    return made.reshape(-1, *images.shape)

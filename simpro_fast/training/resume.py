@@ -29,6 +29,8 @@ MAY_CHANGE = (
     "train.steps",
     "output_dir",
     "data.resident",
+    "data.prefetch",
+    "data.steps_per_fetch",
     "data.on_bad_image",  # changes nothing but what happens at a damaged file
 )
 

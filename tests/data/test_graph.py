@@ -11,10 +11,10 @@ import torch
 from sklearn.datasets import load_sample_image
 
 from simpro_fast.data import graph
+from simpro_fast.data.batch_views import ViewTable, make_views
 from simpro_fast.data.draws import Stream, ViewDraws, ViewSettings, view_draws
 from simpro_fast.data.loader import Views
 from simpro_fast.data.policy import Operation, strong_table, weak_table
-from simpro_fast.data.resident import reflect_pad
 from simpro_fast.errors import UserError
 
 CPU = torch.device("cpu")
@@ -41,22 +41,19 @@ def draws(count: int, size: int, shift: int, flip: bool = True) -> ViewDraws:
 
 
 def run_graph(
-    images: np.ndarray, one: ViewDraws, table: np.ndarray, views: Views, device: torch.device = CPU
+    images: np.ndarray, one: ViewDraws, strong: np.ndarray, views: Views, device: torch.device = CPU
 ) -> torch.Tensor:
-    padded = reflect_pad(images, views.shift)
-    source = padded if device.type == "cpu" else torch.from_numpy(padded).to(device)
-    crop = graph.crop_inputs(one.shift, one.flip, views.shift)
+    resident = torch.from_numpy(images).to(device)
+    table = ViewTable(np.arange(len(one)), one.flip, one.shift, strong)
     pipe = graph.build_pipeline(
-        lambda: source,
-        lambda: (*crop, table),
-        rows=len(images),
+        lambda: make_views(resident, table, max_shift=views.shift),
         views=views,
         device=device,
         num_threads=1,
         prefetch=2,
     )
     (output,) = pipe.run()
-    return torch.from_dlpack(output.as_tensor())
+    return torch.from_dlpack(output.as_tensor())[0]
 
 
 def expected_normalised(views: np.ndarray) -> np.ndarray:

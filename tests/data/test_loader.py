@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from simpro_fast.config.schema import DataConfig
-from simpro_fast.data import dali_loader, graph
+from simpro_fast.data import dali_loader
 from simpro_fast.data.loader import (
     Batch,
     Loader,
@@ -136,6 +136,19 @@ def test_prefetching_and_threads_change_nothing(
         assert_equal(other.next(step), usual.next(step))
 
 
+@pytest.mark.parametrize("fetch", [1, 2, 3])
+def test_steps_per_fetch_change_nothing_wherever_a_run_resumes(make: Make, fetch: int) -> None:
+    usual = make()
+    expected = [usual.next(step) for step in range(8)]
+    several = CONFIG.model_copy(update={"steps_per_fetch": fetch})
+    for start in (0, 1, 5):
+        resumed = make(several, start_step=start)
+        batches = [resumed.next(step) for step in range(start, 8)]
+        for batch in batches:
+            assert_equal(batch, expected[batch.step])
+            assert batch.views.is_contiguous(memory_format=torch.channels_last)
+
+
 def join(batches: list[Batch], shapes: Shapes) -> Batch:
     """The one-rank batch from the ranks' slices."""
     sizes = [shapes.labeled] * shapes.labeled_views
@@ -252,16 +265,16 @@ def test_steps_out_of_order_are_refused(make: Make) -> None:
 
 def test_a_failure_names_its_step_and_stays(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = make()
-    good = dali_loader.strong_table
+    good = dali_loader.view_table
 
-    def broken(draws: Any, **options: Any) -> np.ndarray:
-        if calls and len(calls) > 4:
-            raise OSError("disk on fire")
+    def broken(*arguments: Any) -> Any:
         calls.append(1)
-        return good(draws, **options)
+        if len(calls) > 4:
+            raise OSError("disk on fire")
+        return good(*arguments)
 
     calls: list[int] = []
-    monkeypatch.setattr(dali_loader, "strong_table", broken)
+    monkeypatch.setattr(dali_loader, "view_table", broken)
     with pytest.raises(UserError, match=r"step 2 failed: disk on fire"):
         for step in range(4):
             loader.next(step)
@@ -272,10 +285,10 @@ def test_a_failure_names_its_step_and_stays(make: Make, monkeypatch: pytest.Monk
 def test_a_failure_inside_the_graph_is_one_line(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: Any) -> torch.Tensor:
+    def broken(*_: Any, **__: Any) -> torch.Tensor:
         raise OSError("disk on fire")
 
-    monkeypatch.setattr(graph, "strong_policy", broken)
+    monkeypatch.setattr(dali_loader, "make_views", broken)
     with pytest.raises(UserError, match=r"^data of step 0: .*disk on fire$"):
         make().next(0)
 

@@ -11,8 +11,13 @@ import torch
 from PIL import Image
 from scipy.stats import chisquare
 from sklearn.datasets import load_digits, load_sample_image
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from simpro_fast.data.batch_views import make_views, view_table
 from simpro_fast.data.draws import Stream, ViewDraws, ViewSettings, view_draws
+from simpro_fast.data.loader import Views
 from simpro_fast.data.policy import (
     CUTOUT_COLOUR,
     Operation,
@@ -194,3 +199,35 @@ def test_the_gpu_gives_the_same_bits() -> None:
     table = strong_table(draws, cutout=16, width=32, height=32)
     batch = torch.from_numpy(images(32, 12)[np.arange(600) % 15])
     assert torch.equal(strong_policy(batch.cuda(), table).cpu(), strong_policy(batch, table))
+
+
+class Recorder(TorchDispatchMode):
+    """Names of the operations that run, and how many of them cross from the host to a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.copies = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        result = function(*arguments, **(options or {}))
+        self.names.append(function.overloadpacket.__name__)
+        tensors = [x for x in tree_leaves((arguments, options, result)) if isinstance(x, Tensor)]
+        self.copies += len({tensor.device for tensor in tensors}) > 1
+        return result
+
+
+def test_views_need_no_synchronisation() -> None:
+    """On a device without data, where whatever asks for a value fails."""
+    draws, views = sample_draws(300, 32), Views(32, 4, True, 16, (0.5,) * 3, (0.2,) * 3)
+    table = view_table(draws, 100, views)
+    images = torch.empty(100, 32, 32, 3, dtype=torch.uint8, device="meta")
+    make_views(images, table, max_shift=4)  # fills the tables that stay on the device
+    with Recorder() as recorder:
+        made = make_views(images, table, max_shift=4)
+    assert made.shape == (300, 32, 32, 3)
+    assert made.device.type == "meta"
+    assert recorder.copies == 2, "one for the crops, one for the policy"
+    waiting = {"_local_scalar_dense", "item", "nonzero", "masked_select", "unique", "equal"}
+    assert not waiting & set(recorder.names)
+    assert "index_select" in recorder.names

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import weakref
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +13,10 @@ import torch
 from toy_split import config, make_dataset
 
 from simpro_fast.data.dataset import ArrayDataset
-from simpro_fast.data.loader import Shapes, build_loader
-from simpro_fast.data.resident import ResidentImages, reflect_pad, reflected
+from simpro_fast.data.resident import ResidentImages
 from simpro_fast.data.splits import Split, make_split
 
 CPU = torch.device("cpu")
-SHAPES = Shapes(labeled=3, unlabeled=5, labeled_views=2, strong_views=3)
 
 
 def noise(count: int, side: int = 8) -> np.ndarray:
@@ -35,34 +31,19 @@ def sets(own_pool: bool) -> tuple[ArrayDataset, Split]:
     return dataset, make_split(config(), dataset, seed=1)
 
 
-@pytest.mark.parametrize("pad", [0, 1, 4, 7])
-def test_padding_is_numpys_reflection(pad: int) -> None:
-    images = noise(5)
-    expected = np.pad(images, ((0, 0), (pad, pad), (pad, pad), (0, 0)), mode="reflect")
-    assert np.array_equal(reflect_pad(images, pad), expected)
-    index = reflected(8, pad)
-    assert np.array_equal(images[:, index][:, :, index], expected)
-
-
 @pytest.mark.parametrize("own_pool", [False, True], ids=["one pool", "own unlabeled part"])
-@pytest.mark.parametrize("pad", [0, 2])
-def test_views_are_those_of_a_padded_copy(own_pool: bool, pad: int) -> None:
+def test_images_are_those_of_the_index_lists(own_pool: bool) -> None:
     dataset, split = sets(own_pool)
-    images = ResidentImages(dataset, split, SHAPES, pad=pad, device=CPU, resident="auto")
+    images = ResidentImages(dataset, split, device=CPU, resident="auto")
     rng = np.random.default_rng(0)
     for _ in range(5):
-        labeled = rng.integers(0, len(split.labeled), SHAPES.labeled)
-        unlabeled = rng.integers(0, len(split.unlabeled), SHAPES.unlabeled)
-        padded = [
-            reflect_pad(pool, pad)[rows]
-            for pool, rows in (
-                (dataset.images, split.labeled[labeled]),
-                (dataset.unlabeled_pool, split.unlabeled[unlabeled]),
-            )
+        labeled = rng.integers(0, len(split.labeled), 3)
+        unlabeled = rng.integers(0, len(split.unlabeled), 5)
+        expected = [
+            dataset.images[split.labeled[labeled]],
+            dataset.unlabeled_pool[split.unlabeled[unlabeled]],
         ]
-        views = images.views(labeled, unlabeled)
-        assert isinstance(views, np.ndarray)
-        assert np.array_equal(views, np.concatenate([padded[0]] * 2 + [padded[1]] * 4))
+        assert np.array_equal(images.gather(labeled, unlabeled).numpy(), np.concatenate(expected))
 
 
 @pytest.mark.parametrize("own_pool", [False, True], ids=["one pool", "own unlabeled part"])
@@ -71,45 +52,12 @@ def test_the_device_holds_each_used_image_once(own_pool: bool) -> None:
     dataset, split = sets(own_pool)
     if not own_pool:
         split = replace(split, unlabeled=np.concatenate([split.labeled, split.unlabeled]))
-    images = ResidentImages(dataset, split, SHAPES, pad=0, device=CPU, resident="auto")
+    images = ResidentImages(dataset, split, device=CPU, resident="auto")
     used, labeled, unlabeled = images._used()
     held = np.concatenate([dataset.images[used[0]], dataset.unlabeled_pool[used[1]]])
     assert len(held) == len(split.unlabeled) + own_pool * len(split.labeled)
     assert np.array_equal(held[labeled], dataset.images[split.labeled])
     assert np.array_equal(held[unlabeled], dataset.unlabeled_pool[split.unlabeled])
-
-
-def test_images_live_until_the_pipeline_has_used_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DALI reads our memory without a copy, some steps later; only its own reference keeps it."""
-    given: list[weakref.ref[np.ndarray]] = []
-    original = ResidentImages.views
-
-    def recording(self: ResidentImages, *rows: np.ndarray) -> Any:
-        views = original(self, *rows)
-        given.append(weakref.ref(views))
-        return views
-
-    monkeypatch.setattr(ResidentImages, "views", recording)
-    dataset, split = sets(False)
-    loader = build_loader(
-        config(batch_size=4, mu=2, prefetch=3),
-        dataset,
-        split,
-        labeled_views=2,
-        strong_views=2,
-        seed=1,
-        rank=0,
-        world_size=1,
-        device=CPU,
-        start_step=0,
-        num_threads=1,
-    )
-    for step in range(6):
-        loader.next(step)
-        assert len(given) > step + 1, "the pipeline works ahead"
-        assert all(views() is not None for views in given[step + 1 :])
-    assert sum(views() is not None for views in given) <= 4, "what was used is freed"
-    loader.close()
 
 
 TRAIN_FROM_SPARSE = """
