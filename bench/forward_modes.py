@@ -37,7 +37,8 @@ from torch import Tensor
 from simpro_fast.config import Config, load_config
 from simpro_fast.files import write_atomically
 from simpro_fast.training.ranks import check_launch, start_ranks, stop_ranks
-from simpro_fast.training.run_dir import git_commit, machine
+from simpro_fast.training.run_dir import machine
+from simpro_fast.training.source_tree import git_commit
 from simpro_fast.training.trainer import Trainer
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -110,7 +110,7 @@ def _train(config: Config, dry_run: bool) -> int:
     from simpro_fast.training.finish import check_report_packages
     from simpro_fast.training.ranks import check_launch, start_ranks, stop_ranks
     from simpro_fast.training.resume import is_finished
-    from simpro_fast.training.start import announce, announce_dry_run
+    from simpro_fast.training.start import announce, announce_dry_run, announce_launch
     from simpro_fast.training.trainer import Trainer
     from simpro_fast.training.watchdog import Watchdog
 
@@ -120,6 +120,7 @@ def _train(config: Config, dry_run: bool) -> int:
     _log_to_terminal(ranks.is_main)
     watchdog = Watchdog(config, ranks, write=not dry_run)
     try:
+        announce_launch(config, ranks)
         if not dry_run and is_finished(config, ranks):
             return DONE
         watchdog.start()

@@ -329,6 +329,10 @@ class DistributedConfig(Section):
     hangs; the first step, evaluation and saving may take longer. A single rank only warns."""
     preempt_grace: float = Field(25, gt=0, le=1e6)
     """Seconds from SIGTERM or SIGUSR1 to the end, saved or not; launchers often kill after 30."""
+    start_timeout: float = Field(300.0, gt=0)
+    """Seconds until a rank that has not come is named and the others stop."""
+    listen: str | None = None
+    """Address that rank 0 listens on; None: what MASTER_ADDR stands for, and no other interface."""
 
     @model_validator(mode="before")
     @classmethod

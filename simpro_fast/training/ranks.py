@@ -6,15 +6,20 @@ The same program runs under `deepspeed`, `torchrun` and plain `python`; all thre
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from simpro_fast.config import Config
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.training.agreement import Facts, difference, fingerprint, meet
+from simpro_fast.training.rendezvous import Meeting, host_name, interface_towards
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,8 @@ class Ranks:
     world_size: int
     local_world_size: int
     device: torch.device
+    hosts: tuple[tuple[str, int], ...] = ()
+    """(host, number of ranks) in the order of ranks; known to rank 0 of several."""
 
     @property
     def is_main(self) -> bool:
@@ -55,21 +62,28 @@ class Ranks:
         dist.all_gather(rows, values.contiguous())
         return torch.stack(rows)
 
-    def agree_on(self, what: str, digest: str) -> None:
-        """Raise on every rank unless all ranks hold the same hexadecimal digest."""
+    def gather_bytes(self, mine: bytes) -> list[bytes]:
+        """The byte strings of all ranks, by rank; their lengths may differ."""
+        if self.world_size == 1:
+            return [mine]
+        lengths = self.gather(torch.tensor([len(mine)], device=self.device))[:, 0].tolist()
+        padded = torch.zeros(max(lengths), dtype=torch.uint8, device=self.device)
+        padded[: len(mine)] = torch.tensor(list(mine), dtype=torch.uint8)
+        rows = self.gather(padded).cpu()
+        return [bytes(row[:n].tolist()) for row, n in zip(rows, lengths, strict=True)]
+
+    def agree_on(self, facts: Facts) -> None:
+        """Compare facts (name to value, in clear text) over all ranks.
+
+        Raises:
+            ConfigError: on every rank, with the rank, its host and both values.
+        """
         if self.world_size == 1:
             return
-        mine = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.uint8, device=self.device)
-        everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(everyone, mine)
-        for rank, other in enumerate(everyone):
-            if not torch.equal(other, everyone[0]):
-                raise ConfigError(
-                    f"rank {rank} has another {what} than rank 0: "
-                    f"{bytes(other.tolist()).hex()[:12]} against "
-                    f"{bytes(everyone[0].tolist()).hex()[:12]}; "
-                    "all ranks must see the same files, configuration and code"
-                )
+        mine = json.dumps({"host": host_name(), **facts}).encode()
+        unequal = difference([json.loads(text) for text in self.gather_bytes(mine)])
+        if unequal:
+            raise ConfigError(unequal)
 
 
 def _number(name: str, default: int) -> int:
@@ -102,6 +116,7 @@ def check_launch(config: Config) -> None:
             f"RANK={rank} of WORLD_SIZE={world} in the environment is impossible; "
             "start through deepspeed or torchrun, or unset both"
         )
+    _refuse_missing_hostfile()
     expected = config.distributed.expect_world_size
     if expected is not None and expected != world:
         raise ConfigError(
@@ -138,8 +153,49 @@ def check_launch(config: Config) -> None:
         )
 
 
+def _refuse_missing_hostfile() -> None:
+    """`deepspeed --hostfile TYPO` warns and trains on this machine alone; here it is an error.
+
+    The ranks are grandchildren of the `deepspeed` command, whose arguments /proc shows.
+    """
+    if "CROSS_SIZE" not in os.environ:  # set by DeepSpeed's launcher only
+        return
+    process = os.getppid()
+    for _ in range(4):
+        try:
+            words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
+            parent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
+            folder = Path(f"/proc/{process}/cwd").resolve()
+        except (OSError, UnicodeDecodeError, IndexError):
+            return  # another user's process, or not Linux
+        named = _hostfile_in(words)
+        if named is not None and not (folder / named).is_file():
+            raise ConfigError(
+                f"deepspeed --hostfile {named}: no such file, so deepspeed would train on this "
+                "machine alone; correct the path, or leave out --hostfile"
+            )
+        process = int(parent)
+
+
+def _hostfile_in(words: list[str]) -> str | None:
+    """The value of --hostfile among the launcher's own arguments (they end at the script)."""
+    for word, following in pairwise(words):
+        if word.endswith(".py"):
+            return None
+        if word in ("-H", "--hostfile"):
+            return following
+        if word.startswith("--hostfile="):
+            return word.partition("=")[2]
+    return None
+
+
 def start_ranks(config: Config) -> Ranks:
-    """Choose the device, set threads, create the process group. Call once, after `check_launch`."""
+    """Choose the device, set threads, create the process group. Call once, after `check_launch`.
+
+    Raises:
+        ConfigError: ranks have different code, versions or configuration; on every rank.
+        UserError: ranks are missing, the port is taken, or there are too few GPUs.
+    """
     world, rank = world_size_from_environment(), rank_from_environment()
     local_rank = _number("LOCAL_RANK", 0)
     # torchrun and the deepspeed launcher name it differently.
@@ -156,9 +212,13 @@ def start_ranks(config: Config) -> Ranks:
     # Equal thread counts make repeats and resumes bit-equal; torchrun and deepspeed differ here.
     torch.set_num_threads(config.train.threads or max(1, cpu_cores() // local_world))
     ranks = Ranks(rank, local_rank, world, local_world, device)
-    if config.distributed.engine == "deepspeed" or world > 1:
-        timeout = timedelta(seconds=config.distributed.collective_timeout)
-        _create_process_group(ranks, timeout)
+    if dist.is_initialized():
+        ranks.agree_on(fingerprint(config, device.type))
+    elif world > 1:
+        ranks = _meet_and_connect(config, ranks)
+    elif config.distributed.engine == "deepspeed":
+        # An in-memory store: a single rank opens no port at all.
+        _connect(config, ranks, dist.HashStore())
     return ranks
 
 
@@ -167,17 +227,42 @@ def cpu_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _create_process_group(ranks: Ranks, timeout: timedelta) -> None:
-    if dist.is_initialized():
-        return
-    backend = "nccl" if ranks.device.type == "cuda" else "gloo"
-    if ranks.world_size == 1:
-        # An in-memory store: a single rank opens no port at all.
-        dist.init_process_group(
-            backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
+def _meet_and_connect(config: Config, ranks: Ranks) -> Ranks:
+    """Find the other ranks, compare them, and only then let a backend connect them."""
+    address, port = os.environ.get("MASTER_ADDR"), _number("MASTER_PORT", -1)
+    if not address or port < 0:
+        raise ConfigError(
+            f"WORLD_SIZE={ranks.world_size} but no MASTER_ADDR and MASTER_PORT in the environment; "
+            "start through deepspeed or torchrun, or set them to where rank 0 runs"
         )
-    else:
-        dist.init_process_group(backend, timeout=timeout)
+    meeting = Meeting(
+        ranks.rank,
+        ranks.world_size,
+        several_hosts=ranks.local_world_size < ranks.world_size,
+        address=address,
+        port=port,
+        listen=config.distributed.listen,
+        timeout=config.distributed.start_timeout,
+    )
+    store = meeting.open_store()
+    facts = fingerprint(config, ranks.device.type)
+    hosts = meet(store, ranks.rank, ranks.world_size, facts, meeting.timeout)
+    # Left alone, gloo listens on whatever this machine's own name stands for.
+    interface = interface_towards(address, port)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    _connect(config, ranks, store)
+    return replace(ranks, hosts=tuple(hosts))
+
+
+def _connect(config: Config, ranks: Ranks, store: dist.Store) -> None:
+    dist.init_process_group(
+        "nccl" if ranks.device.type == "cuda" else "gloo",
+        store=store,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        timeout=timedelta(seconds=config.distributed.collective_timeout),
+    )
     # DeepSpeed reads these even when the group already exists.
     for name, value in (
         ("RANK", ranks.rank),

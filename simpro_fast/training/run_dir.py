@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import platform
-import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -18,6 +17,7 @@ from simpro_fast.errors import UserError
 from simpro_fast.files import finite, read_json, write_atomically, write_json
 from simpro_fast.training.checkpoint import list_checkpoints, step_of
 from simpro_fast.training.ranks import Ranks, cpu_cores
+from simpro_fast.training.source_tree import git_commit
 from simpro_fast.training.watchdog import FOLDERS
 
 logger = logging.getLogger(__name__)
@@ -130,24 +130,3 @@ def machine() -> str:
                 break
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return f"{name}, {cpu_cores()} cores{gpu}"
-
-
-def git_commit() -> str | None:
-    """Commit of the source tree, with `+` when it has uncommitted changes; None outside a clone."""
-    root = Path(__file__).resolve().parents[2]
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=20
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    # A wheel inside somebody else's repository must not claim their commit.
-    if git("ls-files", "--error-unmatch", str(Path(__file__).resolve())) is None:
-        return None
-    commit = git("rev-parse", "--short=12", "HEAD")
-    changed = git("status", "--porcelain", "--untracked-files=no")
-    return f"{commit}{'+' if changed else ''}" if commit else None

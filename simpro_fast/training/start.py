@@ -8,9 +8,29 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from simpro_fast.config import Config
+    from simpro_fast.training.ranks import Ranks
     from simpro_fast.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+
+
+def announce_launch(config: Config, ranks: Ranks) -> None:
+    """Hosts, ranks and what they share of a step: the first lines of every run of several ranks."""
+    if not ranks.is_main or ranks.world_size == 1:
+        return
+    shown = ", ".join(f"{host} x{count}" for host, count in ranks.hosts[:16])
+    more = f", and {len(ranks.hosts) - 16} more" if len(ranks.hosts) > 16 else ""
+    logger.info("%d rank(s) on %d host(s): %s%s", ranks.world_size, len(ranks.hosts), shown, more)
+    labeled = config.data.batch_size
+    unlabeled = labeled * config.data.mu
+    logger.info(
+        "global batch %d labeled + %d unlabeled images per step; per rank %d + %d",
+        labeled,
+        unlabeled,
+        labeled // ranks.world_size,
+        unlabeled // ranks.world_size,
+    )
 
 
 def announce(trainer: Trainer) -> None:

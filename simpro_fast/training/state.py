@@ -94,7 +94,7 @@ def find_state(trainer: Trainer) -> tuple[Path, dict[str, Any]] | None:
     if found is not None:
         check_same_run(*found, trainer.config, trainer.fingerprint)
     # Before anything is built: ranks that start differently would wait for each other for ever.
-    trainer.ranks.agree_on("step to resume from", f"{found[1]['step'] if found else 0:016x}")
+    trainer.ranks.agree_on({"step to resume from": str(found[1]["step"] if found else 0)})
     return found
 
 

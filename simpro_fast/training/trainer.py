@@ -6,13 +6,12 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
-from hashlib import sha256
 from typing import Any
 
 import torch
 from torch import nn
 
-from simpro_fast.config import Config, dump_config
+from simpro_fast.config import Config
 from simpro_fast.data.loader import Loader, build_loader, rank_shapes
 from simpro_fast.data.own_images import select
 from simpro_fast.data.sources import ArrayDataset, load_dataset
@@ -43,7 +42,8 @@ from simpro_fast.training.optim import learning_rate
 from simpro_fast.training.preemption import Preempted
 from simpro_fast.training.progress import Progress
 from simpro_fast.training.ranks import Ranks, cpu_cores
-from simpro_fast.training.run_dir import RunDirectory, git_commit
+from simpro_fast.training.run_dir import RunDirectory
+from simpro_fast.training.source_tree import git_commit
 from simpro_fast.training.state import History, collect_state, find_state, restore_state, start_run
 from simpro_fast.training.watchdog import Watchdog
 
@@ -196,15 +196,15 @@ class Trainer:
             self.board.write(metrics)
 
     def _agree(self) -> None:
-        """All ranks must hold the same split, data and configuration before step 1."""
-        digests = {
-            "data": self.dataset.fingerprint(),
-            "split": self.split.hash(),
-            "configuration": sha256(dump_config(self.config).encode()).hexdigest(),
-        }
-        for what, digest in digests.items():
-            self.ranks.agree_on(what, digest)
-        self.fingerprint = {"data": digests["data"], "split": digests["split"]}
+        """All ranks must hold the same data and split before step 1."""
+        self.fingerprint = {"data": self.dataset.fingerprint(), "split": self.split.hash()}
+        sizes = f"N={len(self.split.labeled)}, M={len(self.split.unlabeled)}"
+        self.ranks.agree_on(
+            {
+                "data": self.fingerprint["data"][:12],
+                "split": f"{self.fingerprint['split'][:12]} ({sizes})",
+            }
+        )
 
     def _build_training(self, *, fresh: bool) -> None:
         config, ranks, data = self.config, self.ranks, self.config.data
@@ -214,7 +214,7 @@ class Trainer:
         self.pretrained: PretrainedReport | None = None
         if fresh and config.model.weights is not None:  # a checkpoint holds the weights itself
             self.pretrained = load_pretrained(model, config.model.weights)
-            ranks.agree_on("file of model.weights", self.pretrained.sha256)
+            ranks.agree_on({"file of model.weights": self.pretrained.sha256[:12]})
             self.fingerprint["weights"] = self.pretrained.sha256
         model = model.to(ranks.device, weight_dtype(config))
         if ranks.world_size > 1 and config.distributed.sync_bn is True:

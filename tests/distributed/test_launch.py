@@ -1,0 +1,259 @@
+"""Wrong launches end before the first step: in bounded time, in one line, with both values."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+import yaml
+
+from simpro_fast.config import Config, parse_config
+from simpro_fast.errors import UserError
+from simpro_fast.training import agreement
+from simpro_fast.training.agreement import difference
+from simpro_fast.training.ranks import Ranks, start_ranks, stop_ranks
+from tests.conftest import TINY
+from tests.distributed.listening import listening_addresses
+from tests.training.gloo_ranks import GlooRanks
+
+Run = Callable[..., "CompletedProcess[str]"]
+BIN = Path(sys.executable).parent
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _start(rank: int, world_size: int, tree: dict[str, Any], **environment: str) -> Ranks:
+    """`start_ranks` as under a launcher."""
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        **environment,
+    )
+    os.environ.pop("GLOO_SOCKET_IFNAME", None)
+    return start_ranks(parse_config(tree))
+
+
+def _error(rank: int, world_size: int, tree: dict[str, Any], port: int, **more: str) -> str:
+    try:
+        _start(rank, world_size, tree, MASTER_PORT=str(port), **more)
+    except UserError as error:
+        return str(error)
+    finally:
+        stop_ranks()
+    return "no error"
+
+
+def _changed(tree: dict[str, Any], section: str, **keys: Any) -> dict[str, Any]:
+    return {**tree, section: {**tree[section], **keys}}
+
+
+def _scenarios(rank: int, world_size: int, tree: dict[str, Any], ports: list[int]) -> Any:
+    """One process start for all of them: each meets on a port of its own."""
+    dist.destroy_process_group()  # the one of GlooRanks, which asks no launcher
+    found: dict[str, Any] = {}
+    hasty = _changed(tree, "distributed", start_timeout=1.0)
+
+    ranks = _start(rank, world_size, tree, MASTER_PORT=str(ports[0]))
+    found["addresses"], found["hosts"] = listening_addresses(), ranks.hosts
+    found["bytes"] = ranks.gather_bytes(b"x" * (rank + 1))
+    facts = {"split": f"hash{rank}"}
+    try:
+        ranks.agree_on(facts)
+    except UserError as error:
+        found["split"] = str(error)
+    stop_ranks()
+
+    other = {**_changed(tree, "optim", lr=0.1), "seed": 7} if rank else tree
+    found["configuration"] = _error(rank, world_size, other, ports[1])
+
+    honest = agreement.version_of, agreement.source_digest
+    if rank:
+        agreement.version_of = lambda *names: "0.0.1" if names == ("numpy",) else "1"
+    found["versions"] = _error(rank, world_size, tree, ports[2])
+    agreement.version_of = honest[0]
+    if rank:
+        agreement.source_digest = lambda: "f" * 64
+    found["code"] = _error(rank, world_size, tree, ports[3])
+    agreement.source_digest = honest[1]
+
+    if rank == 0:  # rank 1 never comes
+        found["alone"] = _error(rank, world_size, hasty, ports[4])
+    else:  # rank 0 never comes
+        found["alone"] = _error(rank, world_size, hasty, ports[5])
+
+    # Rank 0 finds its port taken by a program that is no store, which rank 1 finds as well.
+    with socket.create_server(("127.0.0.1", ports[6] if rank == 0 else 0)) as stranger:
+        port = ports[6] if rank == 0 else stranger.getsockname()[1]
+        found["taken"] = _error(rank, world_size, hasty, port)
+    found["zero"] = _error(rank, world_size, tree, 0)
+    elsewhere = _changed(tree, "distributed", listen="203.0.113.1")  # nobody's address
+    if rank == 0:
+        found["elsewhere"] = _error(rank, world_size, elsewhere, ports[7])
+    return found
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict[str, Any]]:
+    tree = parse_config(TINY).model_dump(mode="json")
+    ports = [free_port() for _ in range(8)]
+    ranks = GlooRanks(2)  # not the shared ones: these leave their process group
+    try:
+        return ranks.run(_scenarios, tree, ports)
+    finally:
+        ranks.close()
+
+
+def test_ranks_listen_on_the_given_address_only(results: list[dict[str, Any]]) -> None:
+    """The store (rank 0) and gloo (both): not on all interfaces."""
+    for result in results:
+        assert set(result["addresses"]) == {"127.0.0.1"}
+    # Were the table misread, it would not show the store's socket of rank 0.
+    assert len(results[0]["addresses"]) == len(results[1]["addresses"]) + 1
+
+
+def test_rank_0_knows_the_hosts_and_bytes_of_any_length_travel(
+    results: list[dict[str, Any]],
+) -> None:
+    assert results[0]["hosts"] == ((socket.gethostname(), 2),)
+    assert results[0]["bytes"] == results[1]["bytes"] == [b"x", b"xx"]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "parts"),
+    [
+        ("split", ["split hash1 against hash0"]),
+        ("configuration", ["optim.lr 0.1 against 0.05", "seed 7 against 1"]),
+        ("versions", ["numpy 0.0.1 against ", "Triton 1 against "]),
+        ("code", ["code ffffffffffff", "against"]),
+    ],
+)
+def test_ranks_that_differ_are_named_with_both_values(
+    results: list[dict[str, Any]], scenario: str, parts: list[str]
+) -> None:
+    for result in results:
+        message = result[scenario]
+        host = socket.gethostname()
+        assert f"rank 1 on {host} differs from rank 0 on {host}: " in message
+        for part in parts:
+            assert part in message
+        assert "\n" not in message
+
+
+def test_a_rank_that_never_comes_is_named_in_bounded_time(results: list[dict[str, Any]]) -> None:
+    assert "1 of 2 ranks (rank 1) did not come within 1 s" in results[0]["alone"]
+    assert "rank 1 of 2" in results[1]["alone"]
+    assert "found no rank 0 at 127.0.0.1:" in results[1]["alone"]
+    assert "within 1 s" in results[1]["alone"]
+
+
+def test_a_taken_port_is_one_line_with_the_cure(results: list[dict[str, Any]]) -> None:
+    assert "the port is taken" in results[0]["taken"]
+    assert "--master_port" in results[0]["taken"]
+    assert "another program has this port" in results[1]["taken"]
+
+
+def test_addresses_and_ports_that_cannot_work(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        assert "MASTER_PORT=0" in result["zero"]
+        assert "--standalone" in result["zero"]
+    assert "203.0.113.1" in results[0]["elsewhere"]
+    assert "distributed.listen" in results[0]["elsewhere"]
+
+
+def test_the_commit_alone_makes_no_difference() -> None:
+    """A node without git, or with another clone of the same files, runs the same code."""
+    here = {"host": "a", "code": "123456 (commit abc)"}
+    assert difference([here, {"host": "b", "code": "123456"}]) is None
+    many = [here, {"host": "b", "code": "1"}, {"host": "c", "code": "2"}]
+    assert "rank 1 on b (and 1 more ranks)" in str(difference(many))
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(TINY))
+    return path
+
+
+def _errors(done: CompletedProcess[str]) -> list[str]:
+    """Our own lines; launchers add theirs."""
+    return [line for line in done.stderr.splitlines() if line.startswith("error")]
+
+
+def test_misspelt_hostfile_is_refused(
+    train_command: Run, config_file: Path, tmp_path: Path
+) -> None:
+    """Case 18: the launcher only warns and trains on this machine alone."""
+    typo = ["--hostfile", "hostfil", f"--master_port={free_port()}"]
+    done = train_command(
+        *["--config", str(config_file), "train.steps=5"],
+        launcher=[str(BIN / "deepspeed"), *typo, "--num_gpus=1"],
+    )
+    assert done.returncode == 2, done.stderr
+    (line,) = _errors(done)
+    assert "--hostfile hostfil: no such file" in line
+    assert not (tmp_path / "runs").exists()
+
+
+def _torchrun(*options: str) -> list[str]:
+    return [str(BIN / "torchrun"), "--nproc-per-node=2", *options]
+
+
+def test_two_ranks_meet_at_the_store_of_torchrun(train_command: Run, config_file: Path) -> None:
+    """Case 19."""
+    done = train_command(
+        *["--config", str(config_file), "train.steps=5"], launcher=_torchrun("--standalone")
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"2 rank(s) on 1 host(s): {socket.gethostname()} x2" in done.stdout
+    assert "global batch 8 labeled + 16 unlabeled images per step; per rank 4 + 8" in done.stdout
+
+
+@pytest.mark.slow
+def test_torchrun_without_a_port_is_one_line(train_command: Run, config_file: Path) -> None:
+    """`--master-port=0` with two ranks hangs torch's own rendezvous for ever."""
+    launcher = _torchrun("--master-port=0")
+    done = train_command("--config", str(config_file), launcher=launcher, timeout=60)
+    assert done.returncode != 0
+    (line,) = _errors(done)
+    assert "--standalone" in line
+
+
+@pytest.mark.parametrize(
+    ("environment", "parts"),
+    [
+        ({"WORLD_SIZE": "2", "RANK": "0"}, ["WORLD_SIZE=2", "MASTER_ADDR"]),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, ["RANK=2", "WORLD_SIZE=2"]),
+        ({"WORLD_SIZE": "two"}, ["WORLD_SIZE='two'"]),
+    ],
+)
+def test_impossible_environment(
+    tiny: Callable[..., Config],
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    parts: list[str],
+) -> None:
+    from simpro_fast.training.ranks import check_launch
+
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as caught:
+        check_launch(tiny())
+        start_ranks(tiny())
+    for part in parts:
+        assert part in str(caught.value)
