@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 HIDDEN = "hidden"
 NO_IMAGE = "not an image by its ending"
+SPECIAL = "pipe, socket or device by an image's name"
 OUTSIDE = "image beside the class folders"
 SHARD_OUTSIDE = "tar beside or inside class folders; give it a folder of its own"
 COMPRESSED = "compressed tar; decompress it to use it"

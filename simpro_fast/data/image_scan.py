@@ -12,6 +12,7 @@ from simpro_fast.data.ignored import (
     NO_IMAGE,
     OUTSIDE,
     SHARD_OUTSIDE,
+    SPECIAL,
     TAKEN,
     Ignored,
 )
@@ -143,7 +144,11 @@ def _files(root: Path, ignored: Ignored, above: tuple[str, ...] = ()) -> Iterato
         if _is_folder(entry):
             yield from _files(Path(entry.path), ignored, (*above, real))
         elif is_image_name(entry.name) or is_shard_name(entry.name):
-            yield entry.path
+            # Opening a pipe would wait for ever. A broken link goes on, to be reported.
+            if entry.is_file() or not os.path.exists(entry.path):
+                yield entry.path
+            else:
+                ignored.add(SPECIAL, entry.path)
         else:
             ignored.add(_reason(entry.name), entry.path)
 

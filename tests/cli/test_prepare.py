@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,9 @@ from simpro_fast.config import load_config
 from simpro_fast.data import preparation
 from simpro_fast.data.image_files import Facts, check_file
 from simpro_fast.data.manifest import read_manifest
+from simpro_fast.data.packed import pack
 from simpro_fast.data.sources import load_dataset
+from simpro_fast.errors import UserError
 from tests.conftest import ROOT
 from tests.data.image_folders import cut, picture, save, tidy
 from tests.data.tar_shards import as_shards, write_tar
@@ -354,6 +357,55 @@ def test_full_disk_while_packing(root: Path) -> None:
     assert "packed_64.npy: cannot be written (File too large; free some space" in done.stderr
     left = {p.name for p in (root / "out").iterdir()}
     assert left == {".prepare.lock", ".prepare_cache.csv", "manifest.csv", "report.json"}
+
+
+def test_file_that_vanishes_before_it_is_packed(root: Path) -> None:
+    assert run(root) == 0
+    manifest = read_manifest(root / "out/manifest.csv")
+    (root / "unlabeled/003.jpg").unlink()
+    with pytest.raises(UserError, match=rf"^{root}/unlabeled/003\.jpg: unreadable: No such file"):
+        pack(manifest, root / "out", 16, threads=1, progress=lambda done: None)
+    assert not list((root / "out").glob("*packed*"))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="another user is needed to be refused")
+def test_files_and_folders_without_permission(root: Path) -> None:
+    """Each one line with the path and the cure; a file is one of the problems."""
+    for folder in (root, *root.parents):
+        if folder.stat().st_uid == 0 and str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    code = (
+        "import os, sys\n"
+        "from simpro_fast.prepare import main\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    arguments = ["--labeled", f"{root}/labeled", "--unlabeled", f"{root}/unlabeled"]
+
+    def refused(output: Path) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments, "--output", str(output)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
+        return done
+
+    closed = root / "closed"
+    closed.mkdir(mode=0o755)
+    assert f"{closed}: cannot be written (Permission denied); choose" in refused(closed).stderr
+    assert not list(closed.iterdir())
+    (root / "open").mkdir()
+    (root / "open").chmod(0o777)
+    (root / "unlabeled/003.jpg").chmod(0o000)
+    done = refused(root / "open")
+    assert f"{root}/unlabeled/003.jpg: unreadable: Permission denied" in done.stdout
+    assert "1 of 36 files cannot be used" in done.stderr
+    (root / "labeled/cats").chmod(0o000)
+    assert f"{root}/labeled/cats: cannot be read (Permission denied)" in (
+        refused(root / "open").stderr
+    )
 
 
 def test_several_processes_at_once(root: Path) -> None:

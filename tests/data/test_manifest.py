@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from simpro_fast.data.ignored import HIDDEN, NO_IMAGE, OUTSIDE, TAKEN
+from simpro_fast.data.ignored import HIDDEN, NO_IMAGE, OUTSIDE, SPECIAL, TAKEN
 from simpro_fast.data.image_files import check_file, read_header, read_rgb
 from simpro_fast.data.image_scan import scan_folders
 from simpro_fast.data.manifest import Manifest, Row, make_manifest, read_manifest, write_manifest
@@ -60,6 +60,17 @@ def test_flat_and_nested_heaps(tmp_path: Path) -> None:
         "second/2.jpg",
     ]
     assert ignored.counts == {NO_IMAGE: 1}
+
+
+def test_pipes_and_broken_links(tmp_path: Path) -> None:
+    root = tidy(tmp_path, unlabeled=2)
+    os.mkfifo(root / "unlabeled/pipe.jpg")
+    (root / "unlabeled/link.jpg").symlink_to(root / "unlabeled/pipe.jpg")
+    (root / "labeled/cats/gone.jpg").symlink_to("nowhere")
+    manifest, ignored = scan_folders(root / "labeled", [root / "unlabeled"])
+    assert ignored.counts == {SPECIAL: 2} and len(manifest.rows) == 12 + 1 + 2
+    (gone,) = [row for row in manifest.rows if "gone" in row.path]
+    assert check_file(gone.image).status == "unreadable: No such file or directory"
 
 
 def test_labeled_files_below_the_unlabeled_root_are_left_out_there(tmp_path: Path) -> None:

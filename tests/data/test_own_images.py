@@ -144,6 +144,23 @@ def test_one_class_in_a_manifest(root: Path, tmp_path: Path) -> None:
         load(root, manifest=tmp_path / "m.csv")
 
 
+@pytest.mark.parametrize(
+    ("rows", "part"),
+    [
+        (["001.jpg,a,", "002.jpg,b,"], "no usable unlabeled image"),
+        (["001.jpg,a,val", "002.jpg,b,val", "003.jpg,,"], "class 'a' has no labeled image"),
+        (["001.jpg,,"], "no labeled image; at least two classes"),
+        ([], "no labeled image; at least two classes"),
+    ],
+)
+def test_empty_parts_of_a_manifest(root: Path, rows: list[str], part: str) -> None:
+    path = root / "unlabeled/m.csv"
+    path.write_text("\n".join(["path,label,split", *rows]))
+    with pytest.raises(UserError, match=part) as caught:
+        load(root, manifest=path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
 @pytest.mark.parametrize("change", ["gone", "longer"])
 def test_files_that_changed_since_prepare_are_named(root: Path, change: str) -> None:
     manifest = prepared(root)

@@ -18,7 +18,7 @@ from simpro_fast.errors import UserError
 from simpro_fast.training.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.training.ranks import start_ranks
 from simpro_fast.training.trainer import Trainer
-from tests.data.image_folders import cut, tidy
+from tests.data.image_folders import cut, picture, save, tidy
 from tests.data.tar_shards import as_shards
 
 MakeConfig = Callable[..., Config]
@@ -135,6 +135,22 @@ def test_skipped_image_is_counted(tiny: MakeConfig, root: Path) -> None:
     assert summary["steps"] == 12 and summary["images_replaced"] == 12 * 8 // 24
 
 
+def test_damaged_files_are_found_skipped_and_trained_without(
+    tiny: MakeConfig, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Case 3 from beginning to end."""
+    cut(root / "labeled/cats/trunc.jpg", root / "labeled/cats/0.jpg")
+    (root / "labeled/dogs/empty.jpg").touch()
+    (root / "labeled/owls/note.jpg").write_text("a note")
+    arguments = [*(f"--{name}={root}/{name}" for name in PARTS), f"--output={root}/out"]
+    assert prepare.main(arguments) == 1
+    assert prepare.main([*arguments, "--on-bad-image=skip"]) == 0
+    assert "3 skipped" in capsys.readouterr().out
+    summary = train(tiny({**OWN, "data.manifest": f"{root}/out/manifest.csv"}))
+    assert summary["steps"] == 12 and summary["labeled_counts"] == [5, 4, 3]
+    assert summary["images_replaced"] == 0
+
+
 @pytest.mark.parametrize("cure", ["repair", "skip"])
 def test_run_goes_on_after_a_damaged_image(tiny: MakeConfig, root: Path, cure: str) -> None:
     """Damaged before the start, but not in its header; the message's two cures both work."""
@@ -155,28 +171,36 @@ def test_run_goes_on_after_a_damaged_image(tiny: MakeConfig, root: Path, cure: s
 
 
 def test_class_without_labeled_images_trains_on_request(tiny: MakeConfig, root: Path) -> None:
-    """Case 32."""
+    """Case 32: 20 finite steps."""
     shutil.rmtree(root / "labeled/owls")
     (root / "labeled/owls").mkdir()
-    summary = train(tiny(folders(root, **{"data.allow_empty_classes": True})))
+    config = tiny(folders(root, **{"data.allow_empty_classes": True, "train.steps": 20}))
+    summary = train(config)
     assert summary["labeled_counts"] == [5, 4, 0]
     assert all(p is not None for p in summary["pi_u"])
+    assert rows(config)[-1]["step"] == 20
+    assert all(row["loss"] is not None for row in rows(config)), "null where not finite"
 
 
 def test_from_folders_to_a_trained_model_by_two_commands(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Case 39: prepare writes a configuration that trains."""
+    shutil.rmtree(root / "unlabeled")
+    for i, name in enumerate(("1.jpg", "a b.JPG", "sub/deep.jpeg", "ü.png")):
+        kind = "png" if name == "ü.png" else "jpeg"
+        save(root / "unlabeled" / name, picture(100 + i), format=kind)
     (root / "unlabeled/readme.txt").write_text("hello")
     monkeypatch.chdir(tmp_path)
     arguments = ["--labeled", f"{root}/labeled", "--unlabeled", f"{root}/unlabeled"]
     arguments += ["--output", "prepared", "--init-config", "own.yaml"]
     assert prepare.main(arguments) == 0
+    assert "12 labeled, 4 unlabeled, 0 val images, 1 ignored" in capsys.readouterr().out
     short = ["train.steps=2", "train.period=1", "model.name=small_cnn", "data.image_size=16"]
     quiet = ["log.figures=false", "log.tensorboard=false", "distributed.engine=plain"]
     assert train_main(["--config", "own.yaml", "train.threads=1", *short, *quiet]) == 0
     said = capsys.readouterr().out
-    assert "unlabeled M=24 per class unknown" in said and "nothing is measured" in said
+    assert "unlabeled M=4 per class unknown" in said and "nothing is measured" in said
     assert (tmp_path / "runs/images/prepared/seed1/model.safetensors").is_file()
     capsys.readouterr()
     assert train_main(["--config", "own.yaml", "train.threads=1", *short, *quiet]) == 0
