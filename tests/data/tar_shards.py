@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simpro_fast.data.ignored import Ignored
+from simpro_fast.data.shard_scan import scan_shard
+from simpro_fast.data.tar_members import Member
+from simpro_fast.errors import UserError
+from tests.data.image_folders import picture
 
 
 def write_tar(
@@ -38,3 +47,28 @@ def as_shards(root: Path, target: Path, per_shard: int = 8) -> Path:
                     members.append((name.rpartition(".")[0] + ".cls", label))
             write_tar(target / f"{part}-{number:03}.tar", members)
     return target
+
+
+def jpeg(number: int) -> bytes:
+    out = io.BytesIO()
+    picture(number).save(out, "jpeg")
+    return out.getvalue()
+
+
+def refusal(function: Callable[[], Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        function()
+    said = str(caught.value)
+    assert len(said.splitlines()) == 1
+    return said
+
+
+def scan_members(path: Path, split: str = "unlabeled") -> tuple[list[str], Ignored]:
+    ignored = Ignored()
+    rows = scan_shard(str(path), split, ignored)
+    return [f"{row.member} {row.label}".strip() for row in rows], ignored
+
+
+def members_of(path: Path) -> list[Member]:
+    rows = scan_shard(str(path), "unlabeled", Ignored())
+    return [row.image for row in rows if isinstance(row.image, Member)]

@@ -1,0 +1,59 @@
+"""Loaders of image files and shards for the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simpro_fast.config.schema import DataConfig
+from simpro_fast.data.image_loader import ImageLoader
+from simpro_fast.data.loader import Batch, build_loader
+from simpro_fast.data.own_images import load_own_images, own_split
+
+SIDE, BATCH, MU, L, V = 24, 4, 2, 2, 2
+M = BATCH * MU
+
+
+@contextmanager
+def loader(
+    root: Path, *, seed: int = 1, rank: int = 0, world: int = 1, start: int = 0, **changes: Any
+) -> Iterator[ImageLoader]:
+    ending = "" if (root / "labeled").is_dir() else "-*.tar"
+    folders = {part: root / f"{part}{ending}" for part in ("labeled", "unlabeled")}
+    settings = {"image_size": SIDE, "batch_size": BATCH, "mu": MU, "cutout": 0}
+    data = DataConfig(**{"name": "images", **folders, **settings, **changes})
+    dataset = load_own_images(data)
+    made = build_loader(
+        data,
+        dataset,
+        own_split(data, dataset),
+        labeled_views=L,
+        strong_views=V,
+        seed=seed,
+        rank=rank,
+        world_size=world,
+        device=torch.device("cpu"),
+        start_step=start,
+        num_threads=1,
+    )
+    assert isinstance(made, ImageLoader)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def batches(root: Path, steps: int, **arguments: Any) -> list[Batch]:
+    start = arguments.get("start", 0)
+    with loader(root, **arguments) as made:
+        return [made.next(step) for step in range(start, start + steps)]
+
+
+def assert_same(a: Batch, b: Batch) -> None:
+    assert a.step == b.step
+    for name in ("views", "targets", "truth"):
+        assert torch.equal(getattr(a, name), getattr(b, name)), name
