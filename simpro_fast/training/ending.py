@@ -11,6 +11,7 @@ from simpro_fast.training.failures import (
     PeerError,
     is_lost_connection,
     is_mine_to_tell,
+    line_about,
     say,
 )
 from simpro_fast.training.preemption import PREEMPTED, Preempted
@@ -28,16 +29,16 @@ def conclude(error: BaseException, watchdog: Watchdog) -> int:
     watchdog.requests.ignore()
     ranks = watchdog.ranks
     failure, news = _explain(error, watchdog)
-    mine = failure.rank == ranks.rank
     if news and watchdog.notes is not None:
         watchdog.notes.leave(failure)
     # What all ranks find out for themselves, such as a wrong key, one of them tells.
     told = ranks.is_main if isinstance(error, ConfigError) else is_mine_to_tell(failure, ranks)
     if told:
-        if mine and not isinstance(error, UserError | OSError | KeyboardInterrupt | Preempted):
+        if news and not isinstance(error, UserError | OSError | KeyboardInterrupt | Preempted):
             say("".join(traceback.format_exception(error)).rstrip())
-        say(_line(failure, watchdog))
-    watchdog.end_within(ENDING_SECONDS, failure, "")
+        say(line_about(failure, ranks))
+    watchdog.told = True
+    watchdog.end_within(ENDING_SECONDS, failure)
     return failure.exit_code
 
 
@@ -79,17 +80,10 @@ def _lost(error: BaseException, watchdog: Watchdog) -> str:
     gone = watchdog.heartbeats.gone() if watchdog.heartbeats is not None else []
     if gone:
         beat = gone[0]
+        step = max(beat.step, watchdog.step)  # all ranks meet in every step
         return (
-            f"rank {beat.rank} on {beat.host} has gone after step {beat.step} without a message: "
+            f"rank {beat.rank} on {beat.host} has gone after step {step} without a message: "
             "killed, perhaps for want of memory; look at its output and at the system's log"
         )
     reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
     return f"lost the connection to another rank; look at its output ({reason})"
-
-
-def _line(failure: Failure, watchdog: Watchdog) -> str:
-    ranks = watchdog.ranks
-    if failure.kind in ("interrupted", "preempted"):
-        return failure.message
-    where = f" [rank {ranks.rank}]" if ranks.world_size > 1 else ""
-    return f"error{where}: {failure.message if failure.rank == ranks.rank else failure}"

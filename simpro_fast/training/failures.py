@@ -122,6 +122,15 @@ def is_mine_to_tell(failure: Failure, ranks: Ranks) -> bool:
     return failure.rank == ranks.rank or ranks.local_rank == 0
 
 
+def line_about(failure: Failure, ranks: Ranks) -> str:
+    """How this rank tells a failure, its own or another one's."""
+    if failure.kind in ("interrupted", "preempted"):
+        return failure.message
+    where = f" [rank {ranks.rank}]" if ranks.world_size > 1 else ""
+    mine = failure.rank == ranks.rank
+    return f"error{where}: {failure.message if mine else failure}"
+
+
 def say(line: str) -> None:
     """A line on stderr. Where a launcher has died there may be nobody to read it."""
     with suppress(OSError):

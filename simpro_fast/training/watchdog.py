@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from simpro_fast.config import Config
-from simpro_fast.training.failures import Failure, FailureNotes, is_mine_to_tell, say
+from simpro_fast.training.failures import Failure, FailureNotes, is_mine_to_tell, line_about, say
 from simpro_fast.training.heartbeat import (
     Heartbeats,
     collectives_entered,
@@ -69,7 +69,9 @@ class Watchdog:
         self._interval = min(max(self._stall_timeout / 20, 0.1), 10.0)
         self._run_dir = config.run_dir if write and ranks.world_size > 1 else None
         self._launchers = launchers_above(os.getpid())
-        self._deadline: tuple[float, Failure, str] | None = None
+        self.told = False
+        """The main thread has said why the run ends."""
+        self._deadline: tuple[float, Failure] | None = None
         self._thread: threading.Thread | None = None
         self._finished = threading.Event()
 
@@ -116,11 +118,11 @@ class Watchdog:
         """What this rank says of itself, at its present step."""
         return Failure.of(self.ranks.rank, self.step, kind, message, exit_code)
 
-    def end_within(self, seconds: float, failure: Failure, line: str) -> None:
-        """End the process unless it has ended by then, saying `line` if there is one."""
+    def end_within(self, seconds: float, failure: Failure) -> None:
+        """End the process unless it has ended by then; the earliest such call counts."""
         deadline = time.monotonic() + seconds
         if self._deadline is None or deadline < self._deadline[0]:
-            self._deadline = (deadline, failure, line)
+            self._deadline = (deadline, failure)
 
     def _watch(self) -> None:
         marker, ticked = self._progress(), time.monotonic()
@@ -134,7 +136,7 @@ class Watchdog:
             self._look_for_requests()
             self._look_for_failed_peer()
             if self._deadline is not None and now >= self._deadline[0]:
-                self._end(*self._deadline[1:])
+                self._end(self._deadline[1])
             if self.heartbeats is not None:
                 self.heartbeats.beat(self.step, self._phase)
             current = self._progress()
@@ -160,19 +162,18 @@ class Watchdog:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
         if signal.SIGINT in arrived:
             line = "interrupted; start again to resume from the last checkpoint"
-            failure = self.failure("interrupted", line, INTERRUPTED)
-            self.end_within(INTERRUPTED_SECONDS, failure, line)
+            self.end_within(INTERRUPTED_SECONDS, self.failure("interrupted", line, INTERRUPTED))
         if self.requests.requested or not arrived.isdisjoint(STOP_SIGNALS):
             line = (
                 f"preempted, but not at the end of a step within {self._grace:g} s "
                 "(distributed.preempt_grace); start again to resume from the last checkpoint"
             )
-            self.end_within(self._grace, self.failure("preempted", line, PREEMPTED), line)
+            self.end_within(self._grace, self.failure("preempted", line, PREEMPTED))
 
     def _look_for_failed_peer(self) -> None:
         failure = self.notes.first() if self.notes is not None else None
         if failure is not None:
-            self.end_within(ENDING_SECONDS, failure, f"error: {failure}")
+            self.end_within(ENDING_SECONDS, failure)
 
     def _report_stall(self, progress: tuple[str, int, int]) -> None:
         """Find out who is behind and end the run; a rank alone only warns."""
@@ -192,21 +193,21 @@ class Watchdog:
         behind = stalled_ranks(earlier, later, self.ranks.world_size)
         if not behind:
             why = "all ranks wait in one collective; check the network and the devices"
-            self._end(replace(failure, message=f"{limit}: {why}"), f"error: {limit}: {why}")
-        rank = behind[0]
-        if rank in later:
-            beat = later[rank]
+            self._end(replace(failure, message=f"{limit}: {why}"))
+        first = behind[0]
+        if first in later:
+            beat = later[first]
             why = f"in {beat.where}" if beat.where else "its process does not run"
-            failure = replace(failure, host=beat.host, step=beat.step)
+            # All ranks meet in every step, so a beat that says less than ours is an old one.
+            failure = replace(failure, host=beat.host, step=max(beat.step, self.step))
         else:
             why = "it gave no sign of life"
         others = f"; rank(s) {', '.join(map(str, behind[1:]))} likewise" if behind[1:] else ""
-        failure = replace(failure, rank=rank, message=f"{limit}: {why}{others}")
-        self._end(failure, f"error: {failure}")
+        self._end(replace(failure, rank=first, message=f"{limit}: {why}{others}"))
 
-    def _end(self, failure: Failure, line: str) -> NoReturn:
+    def _end(self, failure: Failure) -> NoReturn:
         if self.notes is not None:
             self.notes.leave(failure)
-        if line and is_mine_to_tell(failure, self.ranks):
-            say(line)
+        if not self.told and is_mine_to_tell(failure, self.ranks):
+            say(line_about(failure, self.ranks))
         os._exit(failure.exit_code)

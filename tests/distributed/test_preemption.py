@@ -18,7 +18,7 @@ from simpro_fast.training.preemption import PREEMPTED, _is_launcher, is_running
 from simpro_fast.training.trainer import Trainer
 from tests.conftest import TRAIN, clean_environment
 from tests.distributed.command_ranks import CommandRanks, free_port, newest_step
-from tests.distributed.conftest import Outcome, outcome
+from tests.distributed.outcomes import Outcome, outcome
 
 MakeConfig = Callable[..., Config]
 

@@ -1,0 +1,149 @@
+"""Kill a run of two ranks with SIGKILL again and again; it must end as if nothing had happened.
+
+`python -m tests.distributed.chaos --kills 20 --log bench/results/chaos.md` does it by hand and
+writes down what happened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from simpro_fast.config import Config, parse_config
+from simpro_fast.training.checkpoint import list_checkpoints, step_of
+from simpro_fast.training.run_dir import git_commit, machine
+from tests.conftest import TINY
+from tests.distributed.command_ranks import CommandRanks, newest_step
+from tests.distributed.outcomes import outcome
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One end of the run before its time."""
+
+    delay: float
+    """Seconds between the checkpoint that was waited for and the kill."""
+    newest: int
+    """Step of the newest checkpoint after it."""
+    half_written: int
+    """Temporary files of a save that the kill has cut short."""
+    damaged: bool
+    """The newest checkpoint was cut in half afterwards."""
+
+
+def kill_repeatedly(
+    config: Config, folder: Path, kills: int, *, seed: int, damage: tuple[int, ...] = ()
+) -> list[Kill]:
+    """Start the run, kill all its ranks at a seeded moment, start it again, and so on to its end.
+
+    Args:
+        config: saves often; must be longer than two steps for every kill.
+        folder: for the output of every start.
+        damage: numbers of the kills after which the newest checkpoint is cut in half.
+
+    Raises:
+        AssertionError: a start did not go on from the newest whole checkpoint, or did not end well.
+    """
+    generator = random.Random(seed)
+    done: list[Kill] = []
+    expected = 0
+    stride = config.train.steps // (kills + 1)
+    for number in range(kills):
+        ranks = CommandRanks(config, folder / f"start{number}")
+        ranks.wait_for_checkpoint(max((number + 1) * stride, expected + 1))
+        delay = generator.uniform(0.0, 0.06)
+        time.sleep(delay)
+        ranks.kill()
+        _check_start(ranks, expected)
+        checkpoints = list_checkpoints(config.run_dir / "checkpoints")
+        half = len(list((config.run_dir / "checkpoints").glob(".*.tmp")))
+        damaged = number in damage
+        if damaged:
+            content = checkpoints[0].read_bytes()
+            checkpoints[0].write_bytes(content[: len(content) // 2])
+        done.append(Kill(delay, step_of(checkpoints[0]), half, damaged))
+        expected = step_of(checkpoints[1 if damaged else 0])
+    ranks = CommandRanks(config, folder / "last")
+    assert ranks.wait() == [0, 0], ranks.output()
+    _check_start(ranks, expected)
+    if done[-1].damaged:
+        assert checkpoints[0].name in ranks.output(), "the damaged file is not named"
+    return done
+
+
+def _check_start(ranks: CommandRanks, step: int) -> None:
+    text = f"at step {step}" if step else "starting fresh"
+    assert text in ranks.output(0, "out"), f"{text}?\n{ranks.output()}"
+
+
+def chaos_config(folder: Path, name: str, steps: int, every: int) -> Config:
+    return parse_config(
+        {
+            **TINY,
+            "name": name,
+            "output_dir": str(folder),
+            "train": {**TINY["train"], "steps": steps},
+            "checkpoint": {"every": every},
+        }
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--log", type=Path, required=True)
+    options = parser.parse_args()
+    steps = 4 * (options.kills + 1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        unbroken = chaos_config(folder, "unbroken", steps, steps)
+        ranks = CommandRanks(unbroken, folder / "unbroken")
+        assert ranks.wait() == [0, 0], ranks.output()
+        config = chaos_config(folder, "killed", steps, 1)
+        kills = kill_repeatedly(
+            config,
+            folder / "killed",
+            options.kills,
+            seed=options.seed,
+            damage=(options.kills // 2,),
+        )
+        assert newest_step(config) == steps
+        outcome(unbroken).assert_equal(outcome(config))
+    options.log.write_text(_report(kills, steps, options.seed))
+    print(options.log.read_text())
+    return 0
+
+
+def _report(kills: list[Kill], steps: int, seed: int) -> str:
+    rows = [
+        f"| {n} | {1000 * k.delay:.0f} | {k.newest} | {k.half_written} "
+        f"| {'cut in half' if k.damaged else ''} |"
+        for n, k in enumerate(kills, start=1)
+    ]
+    lines = [
+        "# Two ranks killed with SIGKILL",
+        "",
+        f"{len(kills)} kills of a run of {steps} steps that saves after every step, seed {seed}. "
+        "Every start went on from the newest whole checkpoint. Weights, averaged weights, "
+        "optimizer, priors, counts and metrics at the end: bit-equal to those of an unbroken run.",
+        "",
+        f"{machine()}; torch {torch.__version__}; commit {git_commit()}; "
+        f"`python -m tests.distributed.chaos {' '.join(sys.argv[1:])}`",
+        "",
+        "| kill | ms after a save | newest checkpoint, step | half-written files left | then |",
+        "|---|---|---|---|---|",
+        *rows,
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

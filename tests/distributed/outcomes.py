@@ -1,0 +1,50 @@
+"""What a finished run has learnt and logged, to be compared with another one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from simpro_fast.config import Config
+from simpro_fast.training.checkpoint import list_checkpoints, read_checkpoint
+
+# What depends on the clock, the place or the number of processes that worked on a run.
+NOT_COMPARED = ("seconds", "config")
+NOT_COMPARED_METRICS = ("images_per_second", "data_wait_fraction", "peak_memory_mib")
+
+
+@dataclass
+class Outcome:
+    """What a finished run has learnt and logged."""
+
+    state: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+    def assert_equal(self, other: Outcome) -> None:
+        """Bit for bit, without clocks."""
+        for key in self.state.keys() | other.state.keys():
+            _assert_equal(self.state[key], other.state[key], key)
+        assert self.metrics == other.metrics
+
+
+def outcome(config: Config) -> Outcome:
+    state = read_checkpoint(list_checkpoints(config.run_dir / "checkpoints")[0])
+    rows = [json.loads(r) for r in (config.run_dir / "metrics.jsonl").read_text().splitlines()]
+    return Outcome(
+        {k: v for k, v in state.items() if k not in NOT_COMPARED},
+        [{k: v for k, v in row.items() if k not in NOT_COMPARED_METRICS} for row in rows],
+    )
+
+
+def _assert_equal(a: Any, b: Any, where: str) -> None:
+    if isinstance(a, torch.Tensor):
+        assert a.dtype == b.dtype and torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            _assert_equal(a[key], b[key], f"{where}.{key}")
+    else:
+        assert a == b, where
