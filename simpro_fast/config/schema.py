@@ -123,10 +123,11 @@ class DataConfig(Section):
     """1: weak; 2: weak and strong; None: by the recipe."""
     strong_views: int | None = Field(None, gt=0)
     """Strong views per unlabeled image (V); None: by the recipe."""
-    sampling: Literal["shuffle", "class_balanced"] = "shuffle"
-    """Labeled stream: a new permutation per pass, or class first and then image."""
-    sampling_power: float = Field(1.0, ge=0, le=1)
-    """class_balanced: class weight is frequency ** (1 - power); 1 balanced, 0 as in the data."""
+    sampling: Literal["shuffle", "class_balanced", "square_root", "effective_number"] = "shuffle"
+    """Labeled stream: a new permutation per pass, or class first and then image, the class with
+    weight 1, sqrt(n) or n / effective number of its n images (data/sampling.py)."""
+    sampling_beta: float = Field(0.9999, ge=0, lt=1)
+    """effective_number: beta of Cui et al. (2019); 0 samples as the data are, near 1 balanced."""
     cutout: Literal["auto"] | int = "auto"
     """Cutout side in pixels, 0 for none; `auto`: half the image side (16 px at 32)."""
     flip: bool | None = None

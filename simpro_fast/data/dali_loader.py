@@ -16,6 +16,7 @@ from simpro_fast.data.graph import build_pipeline
 from simpro_fast.data.loader import Batch, Shapes, StepCounter, Views
 from simpro_fast.data.policy import Operation
 from simpro_fast.data.resident import ResidentImages
+from simpro_fast.data.sampling import labeled_order
 from simpro_fast.data.sources import ArrayDataset
 from simpro_fast.data.splits import Split
 from simpro_fast.errors import UserError
@@ -58,8 +59,9 @@ class DaliLoader:
         self._device = device
         self._draws = StepSource(
             seed=seed,
-            labeled_labels=dataset.labels[split.labeled],
-            num_classes=len(dataset.class_names),
+            labeled_order=labeled_order(
+                data, dataset.labels[split.labeled], dataset.num_classes, seed
+            ),
             num_unlabeled=len(split.unlabeled),
             labeled=shapes.labeled,
             unlabeled=shapes.unlabeled,
@@ -68,9 +70,6 @@ class DaliLoader:
             rank=rank,
             world_size=world_size,
             settings=ViewSettings(views.image_size, views.shift, views.flip, len(Operation)),
-            class_balanced_power=(
-                data.sampling_power if data.sampling == "class_balanced" else None
-            ),
         )
         self._counter = StepCounter(start_step)
         self._steps_per_fetch = data.steps_per_fetch

@@ -13,6 +13,7 @@ so slices stay aligned, and nothing depends on how numpy's distributions are wri
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
@@ -167,40 +168,6 @@ class ShuffledOrder:
         return permutation
 
 
-class ClassBalancedOrder:
-    """Class first, then an image of it, independently for each position.
-
-    A class with n images has weight n ** (1 - power): power 1 makes the classes equally frequent,
-    power 0 keeps their own frequency. Classes without images are never chosen.
-    """
-
-    def __init__(self, labels: Array, num_classes: int, power: float, seed: int) -> None:
-        counts = np.bincount(labels, minlength=num_classes)
-        self.classes = np.flatnonzero(counts)
-        self._counts = counts[self.classes]
-        self._members = np.argsort(labels, kind="stable")
-        self._starts = np.cumsum(self._counts) - self._counts
-        weights = self._counts.astype(np.float64) ** (1.0 - power)
-        # 32-bit thresholds, so that the choice is one comparison of integers.
-        self._thresholds = np.floor(np.cumsum(weights) / weights.sum() * 2.0**32).astype(np.uint64)
-        self._thresholds[-1] = 1 << 32
-        self._seed = seed
-
-    def __call__(self, start: int, count: int) -> Array:
-        """Images int64 [count] at global positions start..start+count-1."""
-        first_block = start // 4
-        words = raw_words(
-            self._seed,
-            Stream.CLASS_CHOICE,
-            0,
-            start_block=first_block,
-            count=start + count - 4 * first_block,
-        )[start - 4 * first_block :]
-        chosen = np.searchsorted(self._thresholds, words & _MASK32, side="right")
-        within = below(words >> np.uint64(32), self._counts[chosen])
-        return self._members[self._starts[chosen] + within]
-
-
 @dataclass(frozen=True)
 class ViewSettings:
     """What the ranges of the augmentation parameters depend on."""
@@ -308,21 +275,19 @@ class StepSource:
 
     Args:
         seed: of the run; every stream follows from it.
-        labeled_labels: int64 [N], labels in the order of the labeled index list.
+        labeled_order: of the labeled index list, see `sampling.labeled_order`.
         num_unlabeled: length M of the unlabeled index list.
         labeled, unlabeled: images per rank and step (b, m).
         labeled_views: L, views of a labeled image. strong_views: V of an unlabeled one.
         rank: this rank's slice of the global batch.
         settings: ranges of the augmentation parameters.
-        class_balanced_power: None for a permutation per pass, else the power of class_balanced.
     """
 
     def __init__(
         self,
         *,
         seed: int,
-        labeled_labels: Array,
-        num_classes: int,
+        labeled_order: Callable[[int, int], Array],
         num_unlabeled: int,
         labeled: int,
         unlabeled: int,
@@ -331,20 +296,13 @@ class StepSource:
         rank: int,
         world_size: int,
         settings: ViewSettings,
-        class_balanced_power: float | None = None,
     ) -> None:
         self._seed = seed
         self._labeled, self._unlabeled = labeled, unlabeled
         self._labeled_views, self._unlabeled_views = labeled_views, 1 + strong_views
         self._rank, self._world_size = rank, world_size
         self._settings = settings
-        self._labeled_order: ShuffledOrder | ClassBalancedOrder
-        if class_balanced_power is None:
-            self._labeled_order = ShuffledOrder(len(labeled_labels), seed, Stream.ORDER_LABELED)
-        else:
-            self._labeled_order = ClassBalancedOrder(
-                labeled_labels, num_classes, class_balanced_power, seed
-            )
+        self._labeled_order = labeled_order
         self._unlabeled_order = ShuffledOrder(num_unlabeled, seed, Stream.ORDER_UNLABELED)
 
     def __call__(self, step: int) -> StepDraws:

@@ -25,6 +25,7 @@ from simpro_fast.data.image_graph import (
 from simpro_fast.data.loader import Batch, Shapes, StepCounter, Views
 from simpro_fast.data.own_images import OwnImages
 from simpro_fast.data.policy import Operation, strong_table, weak_table
+from simpro_fast.data.sampling import labeled_order
 from simpro_fast.data.splits import Split
 from simpro_fast.errors import UserError
 
@@ -79,8 +80,9 @@ class ImageLoader:
         self._seed, self._rank, self._num_threads = seed, rank, num_threads
         self._draws = StepSource(
             seed=seed,
-            labeled_labels=dataset.labels[split.labeled],
-            num_classes=dataset.num_classes,
+            labeled_order=labeled_order(
+                data, dataset.labels[split.labeled], dataset.num_classes, seed
+            ),
             num_unlabeled=len(split.unlabeled),
             labeled=shapes.labeled,
             unlabeled=shapes.unlabeled,
@@ -89,9 +91,6 @@ class ImageLoader:
             rank=rank,
             world_size=world_size,
             settings=ViewSettings(views.image_size, 0, views.flip, len(Operation)),
-            class_balanced_power=(
-                data.sampling_power if data.sampling == "class_balanced" else None
-            ),
         )
         self._rows = rows = dataset.manifest.rows
         self._in_shards = any(row.member for row in rows)

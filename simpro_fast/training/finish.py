@@ -89,6 +89,7 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
         "pi_u": trainer.method.normalised_pi_u().tolist(),
         "pi_u_true": None if unlabeled is None else [c / sum(unlabeled) for c in unlabeled],
         "labeled_counts": list(split.labeled_counts),
+        "labeled_draws": trainer.labeled_draws.counts(0, trainer.step),
         "unlabeled_counts": None if unlabeled is None else list(unlabeled),
         "images_replaced": _images_replaced(trainer),
         "seconds": trainer.history.seconds,

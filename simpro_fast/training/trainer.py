@@ -14,6 +14,7 @@ from torch import nn
 from simpro_fast.config import Config
 from simpro_fast.data.loader import Loader, build_loader, rank_shapes
 from simpro_fast.data.own_images import select
+from simpro_fast.data.sampling import LabeledDraws
 from simpro_fast.data.sources import ArrayDataset, load_dataset
 from simpro_fast.data.splits import Split, make_split
 from simpro_fast.errors import UserError
@@ -76,6 +77,12 @@ class Trainer:
         self.commit = git_commit()  # now: the tree may change while the run goes on
         self.dataset: ArrayDataset = load_dataset(config.data)
         self.split: Split = make_split(config.data, self.dataset, config.seed)
+        self.labeled_draws = LabeledDraws(
+            config.data,
+            self.dataset.labels[self.split.labeled],
+            self.dataset.num_classes,
+            config.seed,
+        )
         self._agree()
         found = find_state(self) if write else None
         self._build_training(fresh=found is None)
@@ -175,11 +182,15 @@ class Trainer:
             if evaluation is not None:
                 self.history.top1.append(evaluation.top1)
         kl_pi_u = self.kl_pi_u()
+        period = -(-self.step // config.train.period)
         metrics = {
             "step": self.step,
-            "period": -(-self.step // config.train.period),
+            "period": period,
             "lr": learning_rate(config.optim, self.step - 1, config.train.steps),
             **row,
+            "labeled_draws": self.labeled_draws.counts(
+                (period - 1) * config.train.period, self.step
+            ),
             "pi_u": self.method.normalised_pi_u().tolist(),
             "phi": self.method.phi.tolist(),
             "kl_pi_u": kl_pi_u,

@@ -12,7 +12,6 @@ from scipy.stats import chisquare
 
 from simpro_fast.data.draws import (
     WORDS_PER_VIEW,
-    ClassBalancedOrder,
     Permutation,
     ShuffledOrder,
     StepSource,
@@ -29,11 +28,10 @@ GOLDEN_OPERATIONS = [[0, 10], [1, 8], [11, 1]]
 SETTINGS = ViewSettings(image_size=32, max_shift=4, flip=True, num_operations=14)
 
 
-def source(rank: int = 0, world: int = 1, seed: int = 3, **options: object) -> StepSource:
+def source(rank: int = 0, world: int = 1, seed: int = 3) -> StepSource:
     return StepSource(
         seed=seed,
-        labeled_labels=np.repeat([0, 1, 2], [9, 3, 1]),
-        num_classes=4,
+        labeled_order=ShuffledOrder(13, seed, Stream.ORDER_LABELED),
         num_unlabeled=26,
         labeled=8 // world,
         unlabeled=24 // world,
@@ -42,7 +40,6 @@ def source(rank: int = 0, world: int = 1, seed: int = 3, **options: object) -> S
         rank=rank,
         world_size=world,
         settings=SETTINGS,
-        **options,
     )
 
 
@@ -98,14 +95,11 @@ def test_seed_stream_step_and_view_change_everything() -> None:
     assert len(first) == 50 * len(Stream)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"class_balanced_power": 0.5}], ids=["shuffle", "balanced"]
-)
 @pytest.mark.parametrize("world", [2, 4])
-def test_ranks_slices_concatenate_to_the_one_rank_draws(world: int, options: dict) -> None:
+def test_ranks_slices_concatenate_to_the_one_rank_draws(world: int) -> None:
     for step in (0, 1, 17):
-        whole = source(**options)(step)
-        parts = [source(rank, world, **options)(step) for rank in range(world)]
+        whole = source()(step)
+        parts = [source(rank, world)(step) for rank in range(world)]
         for name in ("labeled", "unlabeled"):
             joined = np.concatenate([getattr(part, name) for part in parts])
             assert np.array_equal(joined, getattr(whole, name))
@@ -210,24 +204,6 @@ def test_feistel_serves_a_billion_images_without_a_list() -> None:
     assert uniform_p(images[6:] * 20 // n, 20) > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("power", "expected"),
-    [(1.0, [1 / 3, 1 / 3, 1 / 3]), (0.0, [90 / 100, 9 / 100, 1 / 100])],
-    ids=["balanced", "natural"],
-)
-def test_class_balanced_frequencies(power: float, expected: list[float]) -> None:
-    labels = np.repeat([2, 0, 3], [1, 90, 9])  # class 1 is empty
-    order = ClassBalancedOrder(labels, 4, power, seed=1)
-    images = order(0, 60_000)
-    counts = np.bincount(labels[images], minlength=4)
-    assert counts[1] == 0
-    assert chisquare(counts[[0, 3, 2]], 60_000 * np.array(expected)).pvalue > 1e-4
-    within = images[labels[images] == 0] - 1
-    assert uniform_p(within, 90) > 1e-4
-    # Any part of the stream is found without the rest.
-    assert np.array_equal(order(1001, 37), images[1001:1038])
-
-
 def test_view_parameters_are_uniform() -> None:
     many = draws(40_000)
     assert uniform_p(many.operation[:, 0] * 14 + many.operation[:, 1], 196) > 1e-4
@@ -273,8 +249,7 @@ def test_the_cost_of_a_rank_does_not_grow_with_the_world(monkeypatch: pytest.Mon
     for world in (1, 1000):
         one = StepSource(
             seed=1,
-            labeled_labels=np.zeros(2_000_000, np.int64),
-            num_classes=1,
+            labeled_order=ShuffledOrder(2_000_000, 1, Stream.ORDER_LABELED),
             num_unlabeled=10**9,
             labeled=4,
             unlabeled=32,

@@ -26,6 +26,7 @@ from simpro_fast.data.loader import (
     resolve_views,
 )
 from simpro_fast.data.replay import replay_views
+from simpro_fast.data.sampling import LabeledDraws
 from simpro_fast.data.sources import ArrayDataset
 from simpro_fast.data.splits import Split
 from simpro_fast.errors import ConfigError, UserError
@@ -162,7 +163,7 @@ def join(batches: list[Batch], shapes: Shapes) -> Batch:
     )
 
 
-@pytest.mark.parametrize("sampling", ["shuffle", "class_balanced"])
+@pytest.mark.parametrize("sampling", ["shuffle", "square_root"])
 def test_two_ranks_see_the_batch_of_one(make: Make, sampling: str) -> None:
     data = CONFIG.model_copy(update={"sampling": sampling})
     whole = make(data)
@@ -171,6 +172,15 @@ def test_two_ranks_see_the_batch_of_one(make: Make, sampling: str) -> None:
         batches = [loader.next(step) for loader in ranks]
         assert_equal(join(batches, Shapes(2, 6, 2, 2)), whole.next(step))
         assert not torch.equal(batches[0].views, batches[1].views)
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", "effective_number"])
+def test_counted_classes_are_those_of_the_batches(make: Make, sampling: str) -> None:
+    data = CONFIG.model_copy(update={"sampling": sampling})
+    loaders = [make(data, rank=rank, world_size=2, start_step=3) for rank in (0, 1)]
+    targets = torch.cat([one.next(step).targets for one in loaders for step in range(3, 9)])
+    draws = LabeledDraws(data, dataset().labels[:20], 3, seed=1)
+    assert draws.counts(3, 9) == torch.bincount(targets, minlength=3).tolist()
 
 
 def test_batches_stay_as_they_are_while_later_ones_come(make: Make) -> None:

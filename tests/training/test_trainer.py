@@ -118,6 +118,10 @@ def test_metrics_have_every_documented_field(tiny: MakeConfig) -> None:
             assert math.isclose(sum(prior), 1, abs_tol=1e-9)
         assert {"lr", "period", "loss", "loss_labeled", "loss_unlabeled"} <= row.keys()
         assert "pseudo_label_accuracy" in row
+    batch = config.data.batch_size
+    assert [sum(row["labeled_draws"]) for row in found] == [5 * batch, 5 * batch, 2 * batch]
+    per_class = [sum(counts) for counts in zip(*(r["labeled_draws"] for r in found), strict=True)]
+    assert per_class == summary["labeled_draws"]
     stored = json.loads((config.run_dir / "summary.json").read_text())
     assert stored == summary
     assert stored["top1_best"] >= stored["top1"]
@@ -216,7 +220,7 @@ def test_failed_start_leaves_no_folder(tiny: MakeConfig) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"data.sampling": "class_balanced", "data.sampling_power": 0.5},
+        {"data.sampling": "effective_number", "data.sampling_beta": 0.99},
         {"data.strong_views": 3, "data.labeled_views": 1, "data.mu": 1},
         {"optim.grad_clip": 0.1, "optim.warmup_steps": 3, "optim.name": "adamw", "optim.lr": 0.001},
         {"method.recipe": "paper", "method.hard": True, "data.overlap": True},
