@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 import difflib
 import logging
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from simpro_fast.config import Config, dump_config, load_config
+from simpro_fast.config import Config, dump_config, load_config, load_smoke_config
 from simpro_fast.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from simpro_fast.training.ranks import Ranks
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 
@@ -35,6 +39,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--print-config", action="store_true", help="print the configuration, stop")
     parser.add_argument(
         "--dry-run", action="store_true", help="split, one batch, one step; nothing is written"
+    )
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="three steps at the smallest sizes, anew in <output_dir>/smoke/; "
+        "with --print-config it shows the changes",
     )
     # The deepspeed launcher passes its own argument in front of ours; the environment has it too.
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
@@ -75,12 +85,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         rank, many = rank_from_environment(), world_size_from_environment() > 1
         options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
-        config = load_config(options.config, options.overrides)
+        changes: list[str] = []
+        if options.smoke:
+            world_size = world_size_from_environment()
+            config, changes = load_smoke_config(options.config, options.overrides, world_size)
+        else:
+            config = load_config(options.config, options.overrides)
         if options.print_config:
             if rank == 0:
-                print(dump_config(config), end="")
+                print("".join(f"# --smoke: {c}\n" for c in changes) + dump_config(config), end="")
             return DONE
-        return _train(config, options.dry_run)
+        return _train(config, dry_run=options.dry_run, smoke=options.smoke)
     except UserError as error:
         # Every rank reads the same command line, so one of them speaks for all.
         if not isinstance(error, ConfigError) or rank == 0:
@@ -105,7 +120,7 @@ def _log_to_terminal(is_main: bool) -> None:
         ours.addHandler(handler)
 
 
-def _train(config: Config, dry_run: bool) -> int:
+def _train(config: Config, *, dry_run: bool, smoke: bool) -> int:
     from simpro_fast.training.ending import conclude
     from simpro_fast.training.finish import check_report_packages
     from simpro_fast.training.ranks import check_launch, start_ranks, stop_ranks
@@ -121,6 +136,8 @@ def _train(config: Config, dry_run: bool) -> int:
     watchdog = Watchdog(config, ranks, write=not dry_run)
     try:
         announce_launch(config, ranks)
+        if smoke and not dry_run:
+            _clear_smoke_run(config, ranks)
         if not dry_run and is_finished(config, ranks):
             return DONE
         watchdog.start()
@@ -141,3 +158,11 @@ def _train(config: Config, dry_run: bool) -> int:
     finally:
         stop_ranks()
         watchdog.close()
+
+
+def _clear_smoke_run(config: Config, ranks: Ranks) -> None:
+    """Begin anew: a smoke run that has finished once would else have nothing to do."""
+    if ranks.is_main and config.run_dir.exists():
+        logging.getLogger(__name__).info("%s: emptied for this smoke run", config.run_dir)
+        shutil.rmtree(config.run_dir)
+    ranks.barrier()

@@ -8,6 +8,7 @@ from simpro_fast.config.schema import (
     ModelConfig,
     OptimConfig,
 )
+from simpro_fast.config.smoke import load_smoke_config
 
 __all__ = [
     "Config",
@@ -19,5 +20,6 @@ __all__ = [
     "find_config",
     "flatten",
     "load_config",
+    "load_smoke_config",
     "parse_config",
 ]

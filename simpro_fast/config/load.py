@@ -77,10 +77,27 @@ def load_config(source: str | Path, overrides: list[str] | None = None) -> Confi
     Raises:
         ConfigError: the file is missing or malformed, a key is unknown, or a value is wrong.
     """
-    tree = _read_with_bases(find_config(source), ())
-    for item in overrides or []:
+    return parse_config(apply_overrides(read_tree(source), overrides or []))
+
+
+def read_tree(source: str | Path) -> dict[str, Any]:
+    """A configuration file merged with its bases, as plain data and not validated.
+
+    Raises:
+        ConfigError: the file is missing or malformed.
+    """
+    return _read_with_bases(find_config(source), ())
+
+
+def apply_overrides(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """`tree`, changed in place by `key.sub=value` items; the values are read as YAML.
+
+    Raises:
+        ConfigError: an item has another form.
+    """
+    for item in overrides:
         _apply_override(tree, item)
-    return parse_config(tree)
+    return tree
 
 
 def parse_config(tree: dict[str, Any]) -> Config:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from imagenet_tree_format import write_imagenet_tree
 
 from simpro_fast import prepare
 from simpro_fast.config import Config
@@ -22,7 +23,6 @@ from simpro_fast.data.splits import make_split
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.training.ranks import start_ranks
 from simpro_fast.training.trainer import Trainer
-from tests.data.image_folders import picture, save
 
 PER_CLASS = 3
 
@@ -30,16 +30,7 @@ PER_CLASS = 3
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All 1000 folders; every class has the same few pictures, which is no fault here."""
-    root = tmp_path_factory.mktemp("imagenet")
-    kinds = [save(root / f"{i}.jpg", picture(i, 20 + i, 18)).read_bytes() for i in range(4)]
-    for wnid in class_list().wnids:
-        train, val = root / "train" / wnid, root / "val" / wnid
-        train.mkdir(parents=True)
-        val.mkdir(parents=True)
-        for i in range(PER_CLASS):
-            (train / f"{wnid}_{i}.JPEG").write_bytes(kinds[i])
-        (val / "ILSVRC2012_val_0.JPEG").write_bytes(kinds[3])
-    return root
+    return write_imagenet_tree(tmp_path_factory.mktemp("imagenet"), PER_CLASS)
 
 
 def config(tree: Path, **changes: Any) -> DataConfig:

@@ -1,46 +1,52 @@
-"""Every published data set trains three steps from small files of its format.
+"""Every family of shipped experiments trains three steps from small files of its set's format.
 
-The shipped experiment with smaller numbers of images and steps; nothing else is changed.
+By the training command with `--smoke`: the experiment's own network, method and data path. Only
+the engine is the plain one, to save the time of starting DeepSpeed; test_smoke.py runs that too.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cifar_format import cifar10_members, cifar100_members, write_folder
+from fashion_mnist_format import write_fashion
+from imagenet_tree_format import write_imagenet_tree
 from small_imagenet_format import write_small_imagenet
 from stl10_format import stl10_members, write_stl10
 from svhn_format import write_svhn
 
-from simpro_fast.config import Config, load_config
-from simpro_fast.training.ranks import start_ranks
-from simpro_fast.training.trainer import Trainer
+from simpro_fast.cli import main as train_main
+from tests.cli.test_configs import NAMES
 
-SMALL = (
-    *("data.batch_size=2", "data.mu=1", "train.steps=3", "train.period=2"),
-    *("train.threads=1", "distributed.engine=plain", "log.progress=off", "log.tensorboard=false"),
-)
+Train = Callable[..., dict[str, Any]]
 
 
-def train(name: str, root: Path, *overrides: str) -> tuple[Config, dict[str, Any]]:
-    """The summary of a run whose files are in `root`."""
-    places = (f"data.root={root}", f"output_dir={root / 'runs'}")
-    config = load_config(name, [*SMALL, *places, *overrides])
-    trainer = Trainer(config, start_ranks(config))
-    try:
-        return config, trainer.fit()
-    finally:
-        trainer.close()
+@pytest.fixture
+def train(tmp_path: Path) -> Iterator[Train]:
+    """Runs the command on files in `tmp_path`; gives summary, rows of metrics, configuration."""
+    runs = tmp_path / "runs"
 
+    def run(name: str, *overrides: str) -> dict[str, Any]:
+        places = [f"data.root={tmp_path}", f"output_dir={runs}"]
+        options = ["distributed.engine=plain", "log.progress=off", *places, *overrides]
+        assert train_main(["--smoke", "--config", name, *options]) == 0
+        folder = runs / "smoke" / name / "seed1"
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+        rows = [json.loads(line) for line in lines]
+        assert summary["steps"] == 3 and [row["step"] for row in rows] == [2, 3]
+        assert all(row["loss"] > 0 for row in rows)
+        assert sum(rows[-1]["pi_u"]) == pytest.approx(1)
+        return {**summary, "rows": rows, "folder": folder}
 
-def rows(config: Config) -> list[dict[str, Any]]:
-    lines = (config.run_dir / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    yield run
+    shutil.rmtree(runs)  # real networks leave hundreds of megabytes
 
 
 def write_cifar10(root: Path) -> None:
@@ -48,53 +54,59 @@ def write_cifar10(root: Path) -> None:
 
 
 def write_cifar100(root: Path) -> None:
-    write_folder(root, "cifar-100-python", cifar100_members(per_class=3))
+    write_folder(root, "cifar-100-python", cifar100_members(per_class=6))
 
 
-TEN = ("data.labeled_max=4", "data.unlabeled_max=6", "data.gamma_labeled=2")
-HUNDRED = ("data.labeled_max=1", "data.unlabeled_max=2", "data.gamma_labeled=1")
+def write_fashion_mnist(root: Path) -> None:
+    write_fashion(root, train=80, test=20)
 
 
-@pytest.mark.parametrize(
-    ("write", "name", "overrides", "labeled"),
-    [
-        (write_cifar10, "cifar10_lt/reversed", TEN, 25),
-        (write_svhn, "cifar10_lt/middle", ("data.name=svhn", *TEN), 25),
-        (write_cifar100, "cifar100_lt/uniform", HUNDRED, 100),
-    ],
-)
-def test_trains_three_steps(
+def write_nothing(root: Path) -> None:
+    """The digits come with scikit-learn."""
+
+
+# Two labeled and four unlabeled images of the head, half as many of the tail (rounded down).
+FAMILIES = [
+    (write_nothing, "digits_lt/reversed", (), 11),
+    (write_fashion_mnist, "fashion_mnist_lt/head_tail", (), 11),
+    (write_cifar10, "cifar10_lt/reversed", (), 11),
+    (write_svhn, "cifar10_lt/middle", ("data.name=svhn",), 11),
+    (write_cifar100, "cifar100_lt/uniform", (), 101),
+]
+
+
+@pytest.mark.parametrize(("write", "name", "overrides", "labeled"), FAMILIES)
+def test_long_tails_of_arrays(
     tmp_path: Path,
+    train: Train,
     write: Callable[[Path], None],
     name: str,
     overrides: tuple[str, ...],
     labeled: int,
 ) -> None:
     write(tmp_path)
-    config, summary = train(name, tmp_path, *overrides)
-    assert summary["steps"] == 3
+    summary = train(name, *overrides)
     assert sum(summary["labeled_counts"]) == labeled
+    assert summary["labeled_counts"][0] == 2 and max(summary["unlabeled_counts"]) == 4
     assert summary["kl_pi_u"] >= 0
-    assert [row["step"] for row in rows(config)] == [2, 3]
-    assert all(row["loss"] > 0 for row in rows(config))
 
 
-def test_stl10_trains_without_a_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stl10_trains_without_a_truth(
+    tmp_path: Path, train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nothing that needs the true classes of the unlabeled images is shown or written."""
     write_stl10(tmp_path, stl10_members())
-    sizes = ("data.labeled_max=3", "data.gamma_labeled=3")
-    config, summary = train("stl10_lt/gamma10", tmp_path, *sizes)
-    assert summary["steps"] == 3
+    summary = train("stl10_lt/gamma10", "log.figures=true")
     assert summary["kl_pi_u"] is None and summary["pi_u_true"] is None
     assert summary["unlabeled_counts"] is None
     assert summary["top1"] is not None
-    for row in rows(config):
+    for row in summary["rows"]:
         assert row["loss"] > 0 and len(row["pi_u"]) == 10
         assert row["kl_pi_u"] is None and row["pseudo_label_accuracy"] is None
-    split = json.loads((config.run_dir / "split.json").read_text())
+    split = json.loads((summary["folder"] / "split.json").read_text())
     assert split["num_unlabeled"] == 40 and split["unlabeled_counts"] is None
     assert "truth" not in capsys.readouterr().out
-    figures = {path.name for path in (config.run_dir / "report").iterdir()}
+    figures = {path.name for path in (summary["folder"] / "report").iterdir()}
     assert {"views.png", "prior.png"} <= figures and "kl.png" not in figures
 
 
@@ -102,23 +114,40 @@ def test_stl10_trains_without_a_truth(tmp_path: Path, capsys: pytest.CaptureFixt
 VAL = np.array([1, 1000, 500, 250, 750, 2])
 
 
-def test_small_imagenet_127_trains_its_network(tmp_path: Path) -> None:
+def network(summary: dict[str, Any]) -> str:
+    name: str = json.loads((summary["folder"] / "model.json").read_text())["model"]["name"]
+    return name
+
+
+def test_small_imagenet_127(tmp_path: Path, train: Train) -> None:
     write_small_imagenet(tmp_path, tmp_path, 6, VAL)
-    sizes = ("data.batch_size=1", "train.period=3")
-    config, summary = train("small_imagenet_127/32", tmp_path, *sizes)
-    assert config.model.name == "resnet50_3x3"
+    summary = train("small_imagenet_127/32")
+    assert network(summary) == "resnet50_3x3"
     assert summary["labeled_counts"][0] == 131 and len(summary["labeled_counts"]) == 127
     assert summary["class_names"][0].startswith("n01861778 ")
     assert sum(summary["unlabeled_counts"]) == 6000 - sum(summary["labeled_counts"])
-    assert summary["kl_pi_u"] > 0 and rows(config)[0]["loss"] > 0
+    assert summary["kl_pi_u"] > 0
 
 
-def test_small_imagenet_1k_trains(tmp_path: Path) -> None:
+def test_small_imagenet_1k(tmp_path: Path, train: Train) -> None:
     """At 64 px with a small network; the real one at that size is tested by itself."""
     write_small_imagenet(tmp_path, tmp_path, 5, VAL, side=64)
-    sizes = ("data.total_max=5", "data.gamma_labeled=1", "model.name=small_cnn")
-    config, summary = train("small_imagenet_1k/64", tmp_path, *sizes)
+    summary = train("small_imagenet_1k/64", "model.name=small_cnn")
     assert summary["labeled_counts"] == [1] * 1000
     assert summary["unlabeled_counts"] == [4] * 1000
     assert summary["class_names"][0] == "kit_fox"
-    assert rows(config)[-1]["loss"] > 0
+
+
+def test_imagenet_from_its_jpeg_tree(tmp_path: Path, train: Train) -> None:
+    write_imagenet_tree(tmp_path, 6, val_classes=6)
+    summary = train("imagenet_1k/224")
+    assert network(summary) == "resnet50"
+    assert summary["labeled_counts"] == [1] * 1000 and summary["unlabeled_counts"] == [4] * 1000
+    summary = train("imagenet_127/224", "model.name=small_cnn", "model.activation=leaky_relu")
+    assert summary["labeled_counts"][0] == 131 and len(summary["labeled_counts"]) == 127
+
+
+def test_no_family_is_left_out() -> None:
+    own_tests = ["small_imagenet_127", "small_imagenet_1k", "imagenet_1k", "imagenet_127"]
+    covered = {name.partition("/")[0] for _, name, _, _ in FAMILIES} | {*own_tests, "stl10_lt"}
+    assert covered == {name.partition("/")[0] for name in NAMES}
