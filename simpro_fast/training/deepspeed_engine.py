@@ -188,8 +188,8 @@ class DeepSpeedEngine:
                 safe_set_full_optimizer_state(parameter, value.to(parameter.device), slot)
         if counts_steps and slots:
             step = next(iter(slots.values()))["step"]
-            for state in self._torch_optimizer.state.values():
-                state["step"] = torch.as_tensor(step).clone()
+            for shard, state in self._torch_optimizer.state.items():
+                state["step"] = torch.as_tensor(step).to(shard.device, copy=True)
 
 
 def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

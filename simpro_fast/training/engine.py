@@ -192,6 +192,9 @@ def load_optimizer_slots(
         for slot, value in saved.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
                 restored[slot] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            elif isinstance(value, Tensor):
+                # A fused optimizer counts its steps on the parameter's device.
+                restored[slot] = value.to(parameter.device, copy=True)
             else:
-                restored[slot] = value.clone() if isinstance(value, Tensor) else value
+                restored[slot] = value
         optimizer.state[parameter] = restored

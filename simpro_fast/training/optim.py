@@ -61,15 +61,43 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
         model.requires_grad_(False)
         head_of(model).requires_grad_(True)
     groups = param_groups(model, optim.weight_decay, optim.backbone_lr_scale)
+    optimizer: torch.optim.Optimizer
     if optim.name == "adamw":
-        return torch.optim.AdamW(groups, lr=optim.lr, betas=(optim.momentum, 0.999), foreach=True)
-    return torch.optim.SGD(
-        groups,
-        lr=optim.lr,
-        momentum=optim.momentum,
-        nesterov=optim.nesterov and optim.momentum > 0,
-        foreach=True,
-    )
+        betas = (optim.momentum, 0.999)
+        optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=betas, fused=True)
+    else:
+        optimizer = torch.optim.SGD(
+            groups,
+            lr=optim.lr,
+            momentum=optim.momentum,
+            nesterov=optim.nesterov and optim.momentum > 0,
+            fused=True,
+        )
+    optimizer.register_step_pre_hook(_FirstStepLayouts())
+    return optimizer
+
+
+class _FirstStepLayouts:
+    """Refuses gradients that lie in memory otherwise than their weights.
+
+    The fused CPU step of torch 2.14 pairs their elements by address, so it would be silently
+    wrong. Autograd makes gradients of the weights' layout and later steps reuse them.
+    """
+
+    def __init__(self) -> None:
+        self._checked = False
+
+    def __call__(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._checked:
+            return
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None and weight.grad.stride() != weight.stride():
+                    raise RuntimeError(
+                        f"the gradient of a weight {list(weight.shape)} has strides "
+                        f"{weight.grad.stride()}, the weight {weight.stride()}"
+                    )
+        self._checked = True
 
 
 def set_learning_rate(groups: Iterable[dict[str, Any]], lr: float) -> None:

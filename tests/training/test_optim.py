@@ -85,6 +85,26 @@ def test_sgd_step_is_nesterov_with_decay_on_weights_only():
         torch.testing.assert_close(parameter.detach(), expected[name])
 
 
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_fused_step_follows_the_layout_of_the_weights(name):
+    """The fused CPU step pairs elements by address: channels_last weights need such gradients."""
+    optim = OptimConfig(name=name, lr=0.1)
+    weights, found = torch.randn(4, 3, 3, 3), []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        model = nn.Conv2d(3, 4, 3, bias=False)
+        model.weight.data = weights.clone().contiguous(memory_format=layout)
+        optimizer = build_optimizer(optim, model)
+        for _ in range(3):
+            model(torch.ones(1, 3, 5, 5)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append(model.weight.detach())
+    torch.testing.assert_close(found[0], found[1])
+    model.weight.grad = weights.clone()
+    with pytest.raises(RuntimeError, match=r"strides \(27, 9, 3, 1\)"):
+        build_optimizer(optim, model).step()
+
+
 def test_optimizer_settings():
     model = nn.Linear(2, 1)
     adamw = build_optimizer(OptimConfig(name="adamw", lr=0.1, momentum=0.8), model)
