@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -122,15 +122,13 @@ class Trainer:
                 self.guard.watch(out.loss, step)
             self.engine.backward(part.loss)
         self.engine.step(learning_rate(config.optim, step, config.train.steps))
-        self.guard.confirm()
-
         if self.share_buffers is not None:
             self.share_buffers(self.model)
         self.ema.update(step)
         self.meter.add(out, batch.truth)
         self.step = step + 1
         if self.progress.due():
-            loss, mask_rate = float(out.loss), float(out.mask_rate)
+            loss, mask_rate = float(out.loss.detach()), float(out.mask_rate)
             self.progress.show(self.step, loss, mask_rate, self.kl_pi_u())
         self.stopwatch.stop()
 
@@ -148,12 +146,9 @@ class Trainer:
         seconds_before = self.history.seconds
         self.progress.begin(self.step)
         watchdog.begin(self.step)
-        with closing(self.progress), self._profiler() as profiler:
+        with closing(self.progress), self._explained(), self._profiler() as profiler:
             while self.step < config.train.steps:
-                try:
-                    self.train_step()
-                except NonFiniteLossError as error:
-                    raise self._explain(error) from None
+                self.train_step()
                 watchdog.step_done(self.step)
                 if profiler is not None:
                     profiler.step()
@@ -173,6 +168,7 @@ class Trainer:
 
     def _finish_period(self, last: bool) -> None:
         """The M step (pi_u and phi), evaluation and one row of metrics."""
+        self.guard.settle()
         config, row = self.config, self.meter.finish(self.ranks)
         if self.step % config.train.period == 0:
             self.method.update_priors()
@@ -330,6 +326,7 @@ class Trainer:
         """
         if not self.write:
             return None
+        self.guard.settle()
         state = collect_state(self)
         refuse_non_finite(state, self.step)
         refused: UserError | None = None
@@ -347,6 +344,13 @@ class Trainer:
         if refused is not None:
             logger.warning("%s; training goes on (checkpoint.on_error=continue)", refused)
         return None
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except NonFiniteLossError as error:
+            raise self._explain(error) from None
 
     def _explain(self, error: NonFiniteLossError) -> UserError:
         """The same error with what is needed to replay the step and to go on."""
