@@ -4,10 +4,18 @@ import pytest
 import torch
 from torch import nn
 
+from simpro_fast.config import Config
 from simpro_fast.config.schema import ModelConfig, OptimConfig
 from simpro_fast.errors import ConfigError
-from simpro_fast.models import build_model, convert_sync_batch_norm
-from simpro_fast.training.optim import build_optimizer, learning_rate, param_groups
+from simpro_fast.models import build_model, convert_sync_batch_norm, head_of
+from simpro_fast.training.engine import Engine, build_engine
+from simpro_fast.training.optim import (
+    build_optimizer,
+    learning_rate,
+    param_groups,
+    set_learning_rate,
+)
+from simpro_fast.training.ranks import start_ranks
 
 
 class Odd(nn.Module):
@@ -66,6 +74,107 @@ def test_every_trained_parameter_is_in_one_group(convert):
 def test_no_empty_group():
     assert [g["weight_decay"] for g in param_groups(nn.Linear(2, 2, bias=False), 0.1)] == [0.1]
     assert [g["weight_decay"] for g in param_groups(nn.BatchNorm1d(2), 0.1)] == [0.0]
+
+
+def test_backbone_and_head_have_groups_of_their_own():
+    model = build_model(ModelConfig(name="small_cnn"), 3, 16)
+    groups = param_groups(model, 0.1, 0.2)
+    found = [(len(g["params"]), g["weight_decay"], g["lr_scale"]) for g in groups]
+    assert found == [(6, 0.1, 0.2), (12, 0.0, 0.2), (1, 0.1, 1.0), (1, 0.0, 1.0)]
+    assert names(model, groups[2]) | names(model, groups[3]) == {"head.weight", "head.bias"}
+    set_learning_rate(groups, 0.5)
+    assert [g["lr"] for g in groups] == [0.1, 0.1, 0.5, 0.5]
+    # A scale of 1 leaves the two groups that have always been, in one fused update each.
+    assert [g["lr_scale"] for g in param_groups(model, 0.1, 1.0)] == [1.0, 1.0]
+
+
+def test_head_of_is_the_last_layer_also_after_conversion():
+    for name, expected in (("small_cnn", "head"), ("wrn_10_1", "head"), ("resnet50", "fc")):
+        model = build_model(ModelConfig(name=name), 3, 32)
+        for converted in (model, convert_sync_batch_norm(model)):
+            assert head_of(converted) is converted.get_submodule(expected)
+
+
+ENGINES = [("plain", 0), ("deepspeed", 0), ("deepspeed", 1), ("deepspeed", 2)]
+RATES = (0.1, 0.05, 0.02)
+
+
+def start_engine(tiny, engine: str, stage: int, scale: float) -> Engine:
+    config: Config = tiny(
+        {
+            "distributed.engine": engine,
+            "distributed.zero_stage": stage,
+            "optim.backbone_lr_scale": scale,
+            "optim.weight_decay": 0.01,
+        }
+    )
+    return build_engine(config, build_model(config.model, 3, 16), start_ranks(config))
+
+
+def loss_of(forward, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(step)
+    images = torch.randn(6, 3, 16, 16, generator=generator)
+    return (forward(images) * torch.randn(6, 3, generator=generator)).mean()
+
+
+def take_steps(engine: Engine, steps: range) -> None:
+    for step in steps:
+        engine.backward(loss_of(engine.forward, step))
+        engine.step(RATES[step])
+
+
+def by_hand(scale: float) -> nn.Module:
+    """Nesterov momentum with decay, written out: p -= lr * scale * (g + 0.9 v), v = 0.9 v + g."""
+    model = build_model(ModelConfig(name="small_cnn", bn_momentum=0.1), 3, 16)
+    parameters = dict(model.named_parameters())
+    velocity = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    for step, lr in enumerate(RATES):
+        gradients = torch.autograd.grad(loss_of(model, step), list(parameters.values()))
+        for (name, p), g in zip(parameters.items(), gradients, strict=True):
+            g = g + 0.01 * p.detach() if p.ndim > 1 else g
+            velocity[name] = 0.9 * velocity[name] + g
+            rate = lr if name.startswith("head.") else lr * scale
+            p.data -= rate * (g + 0.9 * velocity[name])
+    return model
+
+
+@pytest.mark.parametrize(("engine", "stage"), ENGINES)
+@pytest.mark.parametrize("scale", [0.1, 0.0])
+def test_engines_scale_the_rate_of_the_backbone(tiny, engine, stage, scale):
+    """Also over a checkpoint, whose slots go by name."""
+    expected = by_hand(scale).state_dict()
+    first = start_engine(tiny, engine, stage, scale)
+    take_steps(first, range(2))
+    saved = first.save()
+    kept = {k: v.clone() for k, v in saved["model"].items()}
+    slots = {k: {s: v.clone() for s, v in d.items()} for k, d in saved["optimizer"].items()}
+    trained = {n for n, p in first.module.named_parameters() if p.requires_grad}
+    assert set(slots) == trained and (trained == {"head.weight", "head.bias"}) == (scale == 0)
+    second = start_engine(tiny, engine, stage, scale)
+    second.load({"model": kept, "optimizer": slots})
+    for run in (first, second):
+        take_steps(run, range(2, 3))
+        found = run.module.state_dict()
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, atol=2e-6, rtol=2e-5, msg=name)
+    fresh = build_model(ModelConfig(name="small_cnn"), 3, 16).state_dict()
+    moved = {name for name, value in found.items() if not torch.equal(value, fresh[name])}
+    still = {name for name in fresh if name.startswith("features.") and "running" not in name}
+    still = {name for name in still if "num_batches" not in name}
+    assert (moved & still == set()) == (scale == 0), "frozen weights do not move at all"
+    assert any("running" in name for name in moved)
+
+
+def test_frozen_backbone_has_neither_decay_nor_state_under_adamw():
+    model = build_model(ModelConfig(name="small_cnn"), 3, 16)
+    optim = OptimConfig(name="adamw", lr=0.1, weight_decay=0.5, backbone_lr_scale=0)
+    optimizer = build_optimizer(optim, model)
+    start = {n: p.detach().clone() for n, p in model.named_parameters()}
+    loss_of(model, 0).backward()
+    set_learning_rate(optimizer.param_groups, 0.1)
+    optimizer.step()
+    changed = {n for n, p in model.named_parameters() if not torch.equal(p.detach(), start[n])}
+    assert changed == {"head.weight", "head.bias"} and len(optimizer.state) == 2
 
 
 def test_sgd_step_is_nesterov_with_decay_on_weights_only():
