@@ -21,7 +21,13 @@ from simpro_fast.models.head import head_of
 PREFIX = "torchvision/"
 # In training these return a second classifier's logits as well, which no method here trains.
 _TWO_HEADED = ("googlenet", "inception_v3")
-_OTHER_TASKS = ("detection", "segmentation", "video", "optical_flow", "quantization")
+_OTHER_TASKS = {
+    "detection": "a detection network",
+    "segmentation": "a segmentation network",
+    "video": "a video network",
+    "optical_flow": "an optical flow network",
+    "quantization": "a quantized network, for inference",
+}
 
 
 def build_torchvision(name: str, num_classes: int, image_size: int) -> nn.Module:
@@ -93,11 +99,11 @@ def _check_name(models: ModuleType, short: str) -> None:
             f"model.name={PREFIX}{short} gives two sets of logits in training, which is not "
             f"supported; take another network, for example {PREFIX}resnet50"
         )
-    for task in _OTHER_TASKS:
-        if short in models.list_models(module=getattr(models, task)):
+    for module, kind in _OTHER_TASKS.items():
+        if short in models.list_models(module=getattr(models, module)):
             raise ConfigError(
-                f"model.name={PREFIX}{short} is a {task.replace('_', ' ')} network, not an image "
-                f"classifier; take one like {PREFIX}resnet50"
+                f"model.name={PREFIX}{short} is {kind}, not a classifier that can be trained; "
+                f"take one like {PREFIX}resnet50"
             )
     nearest = difflib.get_close_matches(short.lower(), valid, n=1, cutoff=0.0)[0]
     raise ConfigError(

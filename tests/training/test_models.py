@@ -158,7 +158,18 @@ def test_resnet50_layers(name, size, side, stem, gflop):
     assert counter.get_total_flops() / 1e9 == pytest.approx(gflop, rel=0.002)
 
 
-@pytest.mark.parametrize("name", ["resnet50_3x3", "resnet50", "wrn_28_2"])
+def test_activation_is_the_networks_own_unless_set():
+    for name, kind in (
+        ("wrn_10_1", nn.LeakyReLU),
+        ("resnet50", nn.ReLU),
+        ("small_cnn", nn.LeakyReLU),
+    ):
+        activations = (nn.ReLU, nn.LeakyReLU, nn.SiLU)
+        found = {type(m) for m in build(name).modules() if isinstance(m, activations)}
+        assert found == {kind}
+
+
+@pytest.mark.parametrize("name", list_models())
 def test_real_networks_train_on_a_batch_of_two(name):
     model = build(name, num_classes=127, size=32)
     logits = model(torch.randn(2, 3, 32, 32))
