@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,8 @@ class ArrayDataset:
     """Whether a horizontal flip keeps the label."""
     unlabeled_images: np.ndarray | None = None
     """uint8 [U, H, W, 3] of unknown classes; None: unlabeled images are some of `images`."""
+    images_sha256: str | None = None
+    """Of the bytes of `images`, `test_images` and `unlabeled_images`, where it is known already."""
 
     @property
     def num_classes(self) -> int:
@@ -68,21 +70,38 @@ class ArrayDataset:
 
     def fingerprint(self) -> str:
         """sha256 over shapes, labels and image bytes of all parts."""
-        digest = hashlib.sha256()
-        for images, labels in (
-            (self.images, self.labels),
-            (self.test_images, self.test_labels),
-        ):
-            if images is None or labels is None:
-                digest.update(b"no test part")
-                continue
-            digest.update(repr(images.shape).encode())
-            digest.update(np.ascontiguousarray(labels, dtype="<i8").data)
-            digest.update(np.ascontiguousarray(images).data)
-        if self.unlabeled_images is not None:
-            digest.update(repr(self.unlabeled_images.shape).encode())
-            digest.update(np.ascontiguousarray(self.unlabeled_images).data)
+        parts = (self.images, self.test_images, self.unlabeled_images)
+        digest = hashlib.sha256(repr([None if p is None else p.shape for p in parts]).encode())
+        for labels in (self.labels, self.test_labels):
+            if labels is not None:
+                digest.update(np.ascontiguousarray(labels, dtype="<i8").data)
+        digest.update((self.images_sha256 or _sha256(parts)).encode())
         return digest.hexdigest()
+
+
+def _sha256(parts: Iterable[np.ndarray | None]) -> str:
+    """Of the bytes of arrays one after another, about 0.8 GB/s."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if part is not None:
+            digest.update(np.ascontiguousarray(part).data)
+    return digest.hexdigest()
+
+
+class Rows:
+    """Some images of an array, gathered a slice at a time: what evaluation asks of an array."""
+
+    ndim = 4
+
+    def __init__(self, images: np.ndarray, rows: np.ndarray) -> None:
+        self._images, self._rows = images, rows
+        self.dtype, self.shape = images.dtype, (len(rows), *images.shape[1:])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: slice) -> np.ndarray:
+        return np.asarray(self._images[self._rows[index]])
 
 
 def checked_labels(labels: Any, count: int, num_classes: int, source: str) -> np.ndarray:

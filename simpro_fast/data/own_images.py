@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 
 from simpro_fast.config.schema import DataConfig
-from simpro_fast.data.dataset import ArrayDataset
+from simpro_fast.data.dataset import ArrayDataset, Rows
 from simpro_fast.data.image_files import OK, Facts, ImageSource, read_header
 from simpro_fast.data.image_scan import scan_folders
 from simpro_fast.data.in_order import in_order
@@ -75,10 +75,10 @@ class FileImages:
 
 
 def select(images: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """`images[indices]`, for files without decoding them all at once."""
+    """`images[indices]`, without decoding or copying them all at once."""
     if isinstance(images, FileImages):
         return cast(np.ndarray, images.subset(indices))
-    return images[indices]
+    return cast(np.ndarray, Rows(images, indices))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from simpro_fast.data.imagenet_classes import (
     merged,
     superclasses,
 )
+from simpro_fast.data.mapped_images import MappedImages, mapped_images
 from simpro_fast.data.unpickle import entry, load_pickled_dict
 from simpro_fast.errors import ConfigError, UserError
 
@@ -26,8 +29,9 @@ _VAL = "val_data"
 def load_small_imagenet_1k(data: DataConfig) -> ArrayDataset:
     """All 1000 classes in the order of the files, which makes the first one the head."""
     listed = class_list(data.class_list)
-    train, val = _read_parts(data)
-    return _dataset(data, train, val, listed.names)
+    files = _copied(data)
+    first_test = len(files.labels) - files.lengths[-1]
+    return _dataset(data, files, files.labels[:first_test], files.labels[first_test:], listed.names)
 
 
 def load_small_imagenet_127(data: DataConfig) -> ArrayDataset:
@@ -38,53 +42,71 @@ def load_small_imagenet_127(data: DataConfig) -> ArrayDataset:
     """
     listed = class_list(data.class_list)
     _, names = superclasses(listed)
-    (images, classes), (test_images, test_classes) = _read_parts(data)
+    files = _copied(data)
+    first_test = len(files.labels) - files.lengths[-1]
+    classes, test_classes = files.labels[:first_test], files.labels[first_test:]
     if len(classes) and classes.max() < len(names):
         raise UserError(
             f"{data.name}: no label in the training files is above {len(names)}, so their classes "
             "are merged already; use the published files with labels 1 to 1000"
         )
     labels, test_labels, names = merged(classes, test_classes, listed, data.labeled_fraction)
-    return _dataset(data, (images, labels), (test_images, test_labels), names)
+    return _dataset(data, files, labels, test_labels, names)
 
 
 def _dataset(
     data: DataConfig,
-    train: tuple[np.ndarray, np.ndarray],
-    val: tuple[np.ndarray, np.ndarray],
+    files: MappedImages,
+    labels: np.ndarray,
+    test_labels: np.ndarray,
     names: tuple[str, ...],
 ) -> ArrayDataset:
     return ArrayDataset(
         name=data.name,
-        images=train[0],
-        labels=train[1],
+        images=files.images[: len(labels)],
+        labels=labels,
         class_names=names,
-        test_images=val[0],
-        test_labels=val[1],
+        test_images=files.images[len(labels) :],
+        test_labels=test_labels,
         mean=(0.48109809, 0.45747185, 0.40785507),
         std=(0.26040889, 0.2532126, 0.26820634),
         flip=True,
+        images_sha256=files.sha256,
     )
 
 
-def _read_parts(
-    data: DataConfig,
-) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Images and 0-based labels of the training and the validation files."""
+def _copied(data: DataConfig) -> MappedImages:
+    """Images and 0-based labels of the training and, last, the validation file.
+
+    The pickles are copied once into files that are mapped, 16 GB at 64 px, in `data.cache_dir`
+    (default: beside the training files).
+    """
     root = data.root or Path("data")
     paths = [_file(root, name, data.name) for name in (*_TRAIN, _VAL)]
-    batches = [read_batch(path) for path in paths]
-    sides = [planar.shape[2] for planar, _ in batches]
-    for path, side in zip(paths, sides, strict=True):
-        if side != sides[0]:
-            raise UserError(f"{path}: images of {side} px, but {paths[0]} has {sides[0]} px")
-    if data.image_size not in (None, sides[0]):
+    with reading(root):
+        stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    state = hashlib.sha256(repr(stats).encode()).hexdigest()[:16]
+    folder = data.cache_dir or paths[0].parent
+    copied = mapped_images(folder / f"small_imagenet_{state}", lambda: _read_parts(paths))
+    side = copied.images.shape[1]
+    if data.image_size not in (None, side):
         raise ConfigError(
-            f"data.image_size={data.image_size}: the files in {root} hold {sides[0]} px; "
+            f"data.image_size={data.image_size}: the files in {root} hold {side} px; "
             "set data.root to those of the wanted size"
         )
-    val = [batches.pop()]
-    return _join(batches), _join(val)
+    return copied
+
+
+def _read_parts(paths: list[Path]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The files one after another; only one is in memory at a time (1.6 GB at 64 px)."""
+    side = None
+    for path in paths:
+        planes, labels = read_batch(path)
+        side = side or planes.shape[2]
+        if planes.shape[2] != side:
+            raise UserError(f"{path}: images of {planes.shape[2]} px, but {paths[0]} has {side} px")
+        yield planes, labels
+        del planes
 
 
 def _file(root: Path, name: str, dataset: str) -> Path:
@@ -123,17 +145,3 @@ def read_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if len(labels) and labels.min() < 1:
         raise UserError(f"{path}: labels start at 0, expected 1 to {NUM_CLASSES}")
     return planar.reshape(-1, 3, side, side), labels - 1
-
-
-def _join(batches: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """uint8 [N, s, s, 3] images and labels. Empties the list, so that each batch is freed as soon
-    as it is copied: the whole set is 16 GB at 64 px and must not be held twice."""
-    labels = np.concatenate([part for _, part in batches])
-    side = batches[0][0].shape[2]
-    images = np.empty((len(labels), side, side, 3), np.uint8)
-    start = 0
-    while batches:
-        planar, _ = batches.pop(0)
-        images[start : start + len(planar)] = planar.transpose(0, 2, 3, 1)
-        start += len(planar)
-    return images, labels

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import pickle
 import weakref
 from collections import Counter
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -111,22 +113,86 @@ def test_missing_files_and_other_sizes(tmp_path: Path) -> None:
         load("small_imagenet_1k", tmp_path)
 
 
-def test_batches_are_freed_while_they_are_joined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Otherwise the whole set is held twice, 31 GB at 64 px."""
+def test_one_file_at_a_time_and_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 64 px the set is 16 GB, and each of several processes would hold it."""
     write_small_imagenet(tmp_path, tmp_path, 1, VAL[:10])
-    join, left = small_imagenet._join, []
+    read, alive = small_imagenet.read_batch, []
 
-    def watched(batches: list) -> tuple:
-        arrays = [weakref.ref(planar) for planar, _ in batches]
-        joined = join(batches)
-        left.append([array() is not None for array in arrays])
-        return joined
+    def watched(path: Path) -> tuple[np.ndarray, np.ndarray]:
+        assert not any(planes() is not None for planes in alive), "the file before is still held"
+        planes, labels = read(path)
+        alive.append(weakref.ref(planes))
+        return planes, labels
 
-    monkeypatch.setattr(small_imagenet, "_join", watched)
-    load("small_imagenet_1k", tmp_path)
-    assert left == [[False] * 10, [False]]
+    monkeypatch.setattr(small_imagenet, "read_batch", watched)
+    first = load("small_imagenet_1k", tmp_path)
+    assert len(alive) == 11
+    for images in (first.images, first.test_images):
+        assert isinstance(images, np.memmap) and not images.flags.writeable
+    again = load("small_imagenet_127", tmp_path)
+    assert len(alive) == 11, "the second start maps the copy"
+    assert np.array_equal(again.images, first.images)
+
+
+def test_the_kept_digest_is_that_of_the_images(tmp_path: Path) -> None:
+    write_small_imagenet(tmp_path, tmp_path, 1, VAL[:10])
+    kept = load("small_imagenet_1k", tmp_path)
+    assert kept.images_sha256 is not None
+    assert replace(kept, images_sha256=None).fingerprint() == kept.fingerprint()
+
+
+def test_a_copy_that_is_not_what_was_written_is_made_again(tmp_path: Path) -> None:
+    write_small_imagenet(tmp_path, tmp_path, 1, VAL[:10])
+    first = load("small_imagenet_1k", tmp_path)
+    expected, pixels = first.fingerprint(), np.array(first.images)
+    (images,) = tmp_path.glob("small_imagenet_*.images")
+    for damage in (
+        lambda: images.write_bytes(b"\0" * images.stat().st_size),
+        lambda: images.write_bytes(b"short"),
+        lambda: images.with_suffix(".npz").write_bytes(b"PK"),
+        images.with_suffix(".npz").unlink,
+    ):
+        damage()
+        again = load("small_imagenet_1k", tmp_path)
+        assert again.fingerprint() == expected
+        assert np.array_equal(again.images, pixels)
+    # other source files have another copy
+    write_batch(tmp_path / "val_data", VAL[:12], 32)
+    assert load("small_imagenet_1k", tmp_path).fingerprint() != expected
+
+
+def test_copies_elsewhere_and_nothing_left_of_a_failure(tmp_path: Path) -> None:
+    root, cache = tmp_path / "files", tmp_path / "cache"
+    write_small_imagenet(root, root, 1, VAL[:10])
+    before = sorted(root.iterdir())
+    load("small_imagenet_1k", root, cache_dir=cache)
+    assert sorted(root.iterdir()) == before
+    assert len(list(cache.glob("*.images"))) == 1
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(UserError, match=r"cannot be written .*set data\.cache_dir"):
+        load("small_imagenet_1k", root, cache_dir=tmp_path / "file")
+    (root / "train_data_batch_7").write_bytes(b"damaged")
+    with pytest.raises(UserError, match="train_data_batch_7"):
+        load("small_imagenet_1k", root)
+    assert {path.suffix for path in set(root.iterdir()) - set(before)} <= {".lock"}
+
+
+def _open_copy(root: Path, queue: multiprocessing.Queue) -> None:
+    queue.put(load("small_imagenet_1k", root).fingerprint())
+
+
+def test_several_processes_write_one_copy(tmp_path: Path) -> None:
+    write_small_imagenet(tmp_path, tmp_path, 1, VAL[:10])
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    workers = [context.Process(target=_open_copy, args=(tmp_path, queue)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    seen = {queue.get(timeout=60) for _ in workers}
+    for worker in workers:
+        worker.join()
+    assert seen == {load("small_imagenet_1k", tmp_path).fingerprint()}
+    assert len(list(tmp_path.glob("*.images"))) == 1
 
 
 @pytest.mark.parametrize(
