@@ -82,7 +82,7 @@ class DataConfig(Section):
     root: FilePath | None = None
     """Folder of the data set's files; None: the set's well-known places."""
     cache_dir: FilePath | None = None
-    """Folder for resized copies (STL-10); None: beside the data set's files."""
+    """Folder for copies that are made once (STL-10, small ImageNet); None: beside the files."""
     image_size: int | None = Field(None, gt=0, le=4096)
     """Side in pixels; None: the set's own."""
     labeled_max: int = Field(500, gt=0)
