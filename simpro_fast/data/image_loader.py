@@ -23,6 +23,7 @@ from simpro_fast.data.image_graph import (
     path_array,
 )
 from simpro_fast.data.loader import Batch, Shapes, StepCounter, Views
+from simpro_fast.data.manifest import Row
 from simpro_fast.data.own_images import OwnImages
 from simpro_fast.data.policy import Operation, strong_table, weak_table
 from simpro_fast.data.sampling import labeled_order
@@ -46,7 +47,11 @@ class _Prepared:
     replaced: int
     """How many of them stand in for a damaged image."""
     inputs: tuple[Any, ...]
-    """The images (paths, or futures of their bytes), then the `VIEW_INPUTS` of each view."""
+    """The images (paths, or futures of lists of their bytes), then each view's `VIEW_INPUTS`."""
+
+
+def _read(rows: list[Row]) -> list[np.ndarray]:
+    return [encoded_array(row.image) for row in rows]
 
 
 class ImageLoader:
@@ -271,7 +276,9 @@ class ImageLoader:
         self._source_step += 1
         self._waiting.append(replace(prepared, inputs=()))
         images, *parameters = prepared.inputs
-        return [image.result() for image in images] if self._readers else images, *parameters
+        if self._readers:
+            images = [image for part in images for image in part.result()]
+        return images, *parameters
 
     def _boxes(self, step: int, kind: int, indices: np.ndarray) -> np.ndarray:
         """Crops float64 [views * n, 4] of one kind of images, view-major."""
@@ -309,7 +316,10 @@ class ImageLoader:
             parts.append((len(rows), boxes, views.flip, table))
         drawn = [self._rows[i] for i in indices]
         if self._readers:
-            inputs: list[Any] = [[self._readers.submit(encoded_array, r.image) for r in drawn]]
+            # One task a thread: with one a file, handing over would cost more than reading.
+            size = -(-len(drawn) // self._num_threads)
+            chunks = [drawn[start : start + size] for start in range(0, len(drawn), size)]
+            inputs: list[Any] = [[self._readers.submit(_read, chunk) for chunk in chunks]]
         else:
             inputs = [[path_array(row.path) for row in drawn]]
         for view in range(1 + shapes.strong_views):

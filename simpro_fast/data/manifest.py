@@ -30,7 +30,7 @@ SPLITS = ("labeled", "unlabeled", "val", "test")
 _INTEGERS = ("width", "height", "bytes", "offset")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     """One image; `path` is absolute in memory and relative to the manifest in its file.
 

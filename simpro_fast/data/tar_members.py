@@ -99,7 +99,7 @@ class Member:
         return io.BufferedReader(_Window(file, self.offset, self.length))
 
     def _verify(self, block: bytes) -> None:
-        if not _is_header_of(block, self.name, self.length):
+        if not _describes(_parse(block), self.name, self.length):
             raise OSError(errno.ESTALE, "the shard has changed since it was listed", self.shard)
 
 
@@ -194,7 +194,7 @@ def _entries(fd: int, path: str) -> Iterator[Entry]:
         if kind == FILE and found.endswith("/"):
             kind = FOLDER  # as written before there was a type for it
         size_here = header.length if length is None else length
-        if kind == FILE and not _is_header_of(block, found, size_here):
+        if kind == FILE and not _describes(header, found, size_here):
             raise UserError(
                 f"{path}: member {printable(found)} has an odd header, by which a change could not "
                 "be noticed; write the shard with GNU tar or Python's tarfile"
@@ -261,8 +261,8 @@ def _parse(block: bytes) -> _Header | None:
     return _Header(name, block[156:157], length)
 
 
-def _is_header_of(block: bytes, name: str, length: int) -> bool:
-    header = _parse(block)
+def _describes(header: _Header | None, name: str, length: int) -> bool:
+    """Whether a header is that of this file."""
     if header is None or header.length != length or _KINDS.get(header.kind) != FILE:
         return False
     # Longer and other names stand in an extension before it, of which this one is a shadow.
