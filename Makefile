@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Equal numbers of threads in every test run; tests that need another number set it themselves.
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: demo test test-all lint types bench kernel-report setup clean
+.PHONY: demo test test-all lint types bench bench-data kernel-report setup clean
 
 setup: $(READY)
 
@@ -40,6 +40,9 @@ bench: $(READY)
 	$(BIN)/python bench/bench_pseudo_label_cross_entropy.py
 	$(BIN)/python bench/bench_adjusted_cross_entropy.py
 	$(BIN)/python bench/bench_step.py
+
+bench-data: $(READY)
+	$(BIN)/python bench/bench_data.py
 
 kernel-report: $(READY)
 	$(BIN)/python bench/kernel_report.py

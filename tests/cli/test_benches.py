@@ -83,3 +83,13 @@ def test_scaling_measures_two_ranks() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "weak     2 ranks" in done.stdout
     assert "resnet50  sync_bn" in done.stdout
+
+
+def test_the_data_bench_compares_all_sides() -> None:
+    done = run(sys.executable, "bench/bench_data.py", "--smoke")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if "views/s" in line]
+    sides = ["ours", "pillow", "dali_stock", "torchvision_tensor", "torchvision_pil"]
+    assert [line.split()[:2] for line in lines] == [
+        [work, side] for work in ("arrays", "jpeg") for side in sides
+    ]
