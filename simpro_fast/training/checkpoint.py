@@ -90,7 +90,13 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     except UserError:
         raise
     except Exception as error:  # torch raises many types for a broken or malicious file
-        reason = str(error).splitlines()[0][:200]
+        # torch's own first line advises to switch the protection off.
+        refused = re.search(r"GLOBAL\s+([\w.]+)", str(error))
+        reason = (
+            f"it holds {refused[1]}, and loading that could run code"
+            if refused
+            else str(error).splitlines()[0][:200]
+        )
         raise UserError(f"checkpoint {path} is damaged or unsafe: {reason}") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         found = state.get("format") if isinstance(state, dict) else type(state).__name__
