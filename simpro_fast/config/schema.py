@@ -272,8 +272,9 @@ class TrainConfig(Section):
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     """bf16: autocast of the forward pass; weights, buffers, EMA and loss stay float32. fp64: all of
     these in float64, to check numerics (slow on GPUs; not with ZeRO 1 and 2)."""
-    compile: Literal["none", "default"] = "none"
-    """torch.compile of the model."""
+    compile: Literal["none", "default", "max-autotune", "cuda-graphs"] = "none"
+    """torch.compile of network and losses over static shapes; `max-autotune` tries more kernels,
+    `cuda-graphs` replays the network as CUDA graphs (docs/performance.md)."""
     weak_forward: Literal["concat", "no_grad"] = "concat"
     """`concat`: one pass over all views, as published; `no_grad`: the weak views first and without
     a backward pass, which changes what batch norm sees (docs/performance.md)."""

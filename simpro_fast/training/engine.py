@@ -6,7 +6,6 @@ optimizer. DeepSpeed's is in `deepspeed_engine.py`; this module's runs without D
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from simpro_fast.config import Config
 from simpro_fast.errors import UserError
+from simpro_fast.training.compilation import compile_network
 from simpro_fast.training.gradients import GradientAverage
 from simpro_fast.training.optim import build_optimizer, set_learning_rate
 from simpro_fast.training.ranks import Ranks
@@ -83,31 +83,21 @@ class PrecisionForward(nn.Module):
         self._device_type = device.type
         self._bf16 = config.train.precision == "bf16"
         self._dtype = weight_dtype(config)
-        if config.train.compile == "default":
-            require_compiler("train.compile=default", "train.compile=none", device)
-            model.compile(dynamic=False)
+        self._graphs = config.train.compile == "cuda-graphs"
+        compile_network(model, config, device)
 
     def forward(self, views: Tensor) -> Tensor:
+        if self._graphs:
+            torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._bf16):
             logits: Tensor = self.net(views.to(self._dtype))
-        return logits
+        # The next pass writes where a CUDA graph's outputs lie.
+        return logits.clone() if self._graphs else logits
 
 
 def weight_dtype(config: Config) -> torch.dtype:
     """Of weights, buffers, their average and the optimizer under `train.precision`."""
     return torch.float64 if config.train.precision == "fp64" else torch.float32
-
-
-def require_compiler(option: str, cure: str, device: torch.device) -> None:
-    """torch.compile on CPU needs a C++ compiler: say so before the first step fails.
-
-    Raises:
-        UserError: there is none.
-    """
-    if device.type == "cpu" and not any(shutil.which(c) for c in ("g++", "c++", "clang++")):
-        raise UserError(
-            f"{option} needs a C++ compiler on CPU and none is on PATH; install g++ or set {cure}"
-        )
 
 
 class PlainEngine:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from simpro_fast.config import Config
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.training.agreement import Facts, difference, fingerprint, meet
+from simpro_fast.training.compilation import check_compile
 from simpro_fast.training.rendezvous import Meeting, host_name, interface_towards
 
 
@@ -146,6 +147,7 @@ def check_launch(config: Config) -> None:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda: no CUDA device is visible; use device=cpu or device=auto")
     on_cpu = config.device == "cpu" or not torch.cuda.is_available()
+    check_compile(config, world, on_cpu=on_cpu)
     if config.method.impl == "triton" and on_cpu and os.environ.get("TRITON_INTERPRET") != "1":
         raise ConfigError(
             "method.impl=triton needs a CUDA device (or TRITON_INTERPRET=1, for tests); "

@@ -33,7 +33,8 @@ from simpro_fast.models import (
 from simpro_fast.training import finish
 from simpro_fast.training.board import Board
 from simpro_fast.training.checkpoint import list_checkpoints, save_checkpoint
-from simpro_fast.training.engine import build_engine, require_compiler, weight_dtype
+from simpro_fast.training.compilation import compile_method, require_compiler
+from simpro_fast.training.engine import build_engine, weight_dtype
 from simpro_fast.training.failures import PeerError
 from simpro_fast.training.forward import ViewForward
 from simpro_fast.training.guard import NonFiniteLossError, StepGuard, refuse_non_finite
@@ -248,6 +249,7 @@ class Trainer:
             alpha=self.alpha,
             strong_views=config.strong_views,
         ).to(ranks.device)
+        compile_method(self.method, config)
         self.shapes = rank_shapes(
             data,
             labeled_views=config.labeled_views,
