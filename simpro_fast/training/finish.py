@@ -8,12 +8,12 @@ import resource
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from simpro_fast.config import Config
 from simpro_fast.errors import UserError
 from simpro_fast.evaluation import many_medium_few
-from simpro_fast.files import write_json
+from simpro_fast.files import replacing, write_json
 from simpro_fast.report.figures import write_report
 from simpro_fast.report.terminal import print_summary
 from simpro_fast.training.run_dir import machine
@@ -113,9 +113,8 @@ def export_model(trainer: Trainer) -> None:
         for name, value in trainer.ema.state_dict().items()
     }
     target = trainer.run.path / "model.safetensors"
-    temporary = target.with_name(".model.safetensors.tmp")
-    save_file(weights, temporary)
-    temporary.replace(target)
+    with replacing(target) as file:
+        file.write(save(weights))
     write_json(
         trainer.run.path / "model.json",
         {

@@ -53,19 +53,22 @@ class Progress:
             f"step {step:>{len(str(self._total))}}/{self._total}  {rate} images/s  ETA {eta}  "
             f"loss {loss:.3f}  mask {mask_rate:.2f}{distance}"
         )
-        if self._live:
-            self._stream.write("\r" + text.ljust(self._width))
-            self._width = len(text)
-        else:
-            self._stream.write(text + "\n")
-        self._stream.flush()
+        self._write("\r" + text.ljust(self._width) if self._live else text + "\n")
+        self._width = len(text)
 
     def close(self) -> None:
         """End the live line, so that what follows starts on a new one."""
         if self._enabled and self._live and self._width:
-            self._stream.write("\n")
-            self._stream.flush()
+            self._write("\n")
             self._width = 0
+
+    def _write(self, text: str) -> None:
+        """Nobody reads it any more: a launcher that died must not take the state along."""
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            self._enabled = False
 
 
 def clock(seconds: float) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import platform
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ class RunDirectory:
         self.metrics = path / "metrics.jsonl"
         self.checkpoints = path / "checkpoints"
         self.summary = path / "summary.json"
+        self._unwritten: list[str] = []
 
     def is_empty(self) -> bool:
         """Whether nothing of a run is there; what ranks wrote for each other does not count."""
@@ -73,8 +76,27 @@ class RunDirectory:
             write_json(path, report)
 
     def append_metrics(self, row: dict[str, Any]) -> None:
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(finite(row), allow_nan=False) + "\n")
+        """Add a row and those that could not be written before it: all of them, or none.
+
+        On disk when it returns, so that a checkpoint of this step never lacks its row.
+
+        Raises:
+            UserError: the disk refuses them; they are kept for the next call.
+        """
+        self._unwritten.append(json.dumps(finite(row), allow_nan=False) + "\n")
+        size = self.metrics.stat().st_size if self.metrics.exists() else 0
+        try:
+            with self.metrics.open("a", encoding="utf-8") as file:
+                file.writelines(self._unwritten)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            with suppress(OSError):
+                os.truncate(self.metrics, size)
+            raise UserError(
+                f"{self.metrics}: cannot be written ({error.strerror}); free some space"
+            ) from None
+        self._unwritten.clear()
 
     def cut(self, step: int) -> None:
         """Put aside whatever was made after `step`: it is made again, perhaps differently."""

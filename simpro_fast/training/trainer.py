@@ -200,8 +200,16 @@ class Trainer:
         self.stopwatch = Stopwatch()
         self.progress.show(self.step, row["loss"] or 0.0, row["mask_rate"] or 0.0, kl_pi_u)
         if self.write and self.ranks.is_main:
+            self._log(metrics)
+
+    def _log(self, metrics: dict[str, Any]) -> None:
+        try:
             self.run.append_metrics(metrics)
-            self.board.write(metrics)
+        except UserError as error:
+            if self.config.checkpoint.on_error == "stop":
+                raise
+            logger.warning("%s; training goes on (checkpoint.on_error=continue)", error)
+        self.board.write(metrics)
 
     def _agree(self) -> None:
         """All ranks must hold the same data and split before step 1."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,15 +155,13 @@ def test_ctrl_c_ends_all_ranks_with_one_line(
     _assert_saved(config, newest_step(config))
 
 
-def _full_disk_for_a_while(rank: int) -> None:
-    """Rank 0 can write no large file at steps 8 and 12."""
+def _no_large_files(rank: int) -> None:
+    """From step 8 on, rank 0 can write no file of the size of a checkpoint."""
     original = Trainer.save
-    free = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def save(self: Trainer) -> int | None:
-        if rank == 0:
-            limit = 20_000 if self.step in (8, 12) else free[0]
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, free[1]))
+        if rank == 0 and self.step >= 8:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
         return original(self)
 
     Trainer.save = save  # type: ignore[method-assign]
@@ -169,7 +170,7 @@ def _full_disk_for_a_while(rank: int) -> None:
 def test_a_full_disk_stops_both_ranks(tiny: MakeConfig, tmp_path: Path) -> None:
     """Case 28: the checkpoint before stays, nothing half-written is left, nobody hangs."""
     config = tiny()
-    ranks = CommandRanks(config, tmp_path, change=_full_disk_for_a_while)
+    ranks = CommandRanks(config, tmp_path, change=_no_large_files)
     assert ranks.wait(60) == [FAILED, FAILED], ranks.output()
     assert "step_000000008.pt" in ranks.output(0, "err")
     assert "earlier checkpoints are kept" in ranks.output(0, "err")
@@ -177,14 +178,49 @@ def test_a_full_disk_stops_both_ranks(tiny: MakeConfig, tmp_path: Path) -> None:
     assert [p.name for p in (config.run_dir / "checkpoints").iterdir()] == ["step_000000004.pt"]
 
 
-def test_a_full_disk_is_survived_if_so_configured(tiny: MakeConfig, tmp_path: Path) -> None:
-    config = tiny({"checkpoint.on_error": "continue", "train.steps": 16})
-    ranks = CommandRanks(config, tmp_path, change=_full_disk_for_a_while)
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a few megabytes."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def _fill_disk_for_a_while(rank: int) -> None:
+    """After step 7 somebody else fills the disk, after step 13 they clear it again."""
+    original = Trainer.train_step
+
+    def train_step(self: Trainer) -> None:
+        filler = self.config.output_dir / "filler"
+        if rank == 0 and self.step == 7:
+            with filler.open("wb", buffering=0) as file, suppress(OSError):
+                while file.write(bytes(4096)):
+                    pass
+        if rank == 0 and self.step == 13:
+            filler.unlink()
+        original(self)
+
+    Trainer.train_step = train_step  # type: ignore[method-assign]
+
+
+def test_a_full_disk_is_survived_if_so_configured(
+    tiny: MakeConfig, tmp_path: Path, small_disk: Path
+) -> None:
+    """Neither a checkpoint nor a row of metrics is left cut short, and no row is lost."""
+    changes = {"checkpoint.on_error": "continue", "train.steps": 16}
+    config = tiny({**changes, "output_dir": str(small_disk)})
+    ranks = CommandRanks(config, tmp_path, change=_fill_disk_for_a_while)
     assert ranks.wait(60) == [0, 0], ranks.output()
-    for step in (8, 12):
-        assert f"step_{step:09d}.pt" in ranks.output(0, "out")
+    for what in ("step_000000008.pt", "metrics.jsonl", "step_000000012.pt"):
+        assert what in ranks.output(0, "out")
     kept = sorted(p.name for p in (config.run_dir / "checkpoints").iterdir())
     assert kept == ["step_000000004.pt", "step_000000016.pt"]
+    rows = (config.run_dir / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in rows] == [5, 10, 15, 16]
 
 
 def _beat(rank: int, collectives: int, number: int) -> Beat:
