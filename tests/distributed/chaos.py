@@ -20,7 +20,7 @@ from simpro_fast.config import Config, parse_config
 from simpro_fast.training.checkpoint import list_checkpoints, step_of
 from simpro_fast.training.run_dir import git_commit, machine
 from tests.conftest import TINY
-from tests.distributed.command_ranks import CommandRanks, newest_step
+from tests.distributed.command_ranks import CommandRanks, half_written, newest_step
 from tests.distributed.outcomes import outcome
 
 
@@ -28,8 +28,10 @@ from tests.distributed.outcomes import outcome
 class Kill:
     """One end of the run before its time."""
 
+    into_save: bool
+    """Aimed at the moment when a checkpoint is being written."""
     delay: float
-    """Seconds between the checkpoint that was waited for and the kill."""
+    """Otherwise: seconds after a checkpoint."""
     newest: int
     """Step of the newest checkpoint after it."""
     half_written: int
@@ -43,8 +45,10 @@ def kill_repeatedly(
 ) -> list[Kill]:
     """Start the run, kill all its ranks at a seeded moment, start it again, and so on to its end.
 
+    Every second kill waits for a checkpoint to be half-written, as far as that can be hit.
+
     Args:
-        config: saves often; must be longer than two steps for every kill.
+        config: saves often; at least four steps for every kill.
         folder: for the output of every start.
         damage: numbers of the kills after which the newest checkpoint is cut in half.
 
@@ -58,17 +62,20 @@ def kill_repeatedly(
     for number in range(kills):
         ranks = CommandRanks(config, folder / f"start{number}")
         ranks.wait_for_checkpoint(max((number + 1) * stride, expected + 1))
-        delay = generator.uniform(0.0, 0.06)
-        time.sleep(delay)
+        into_save, delay = number % 2 == 1, generator.uniform(0.0, 0.2)
+        if into_save:
+            ranks.wait_for_save()
+        else:
+            time.sleep(delay)
         ranks.kill()
         _check_start(ranks, expected)
         checkpoints = list_checkpoints(config.run_dir / "checkpoints")
-        half = len(list((config.run_dir / "checkpoints").glob(".*.tmp")))
+        half = len(half_written(config))
         damaged = number in damage
         if damaged:
             content = checkpoints[0].read_bytes()
             checkpoints[0].write_bytes(content[: len(content) // 2])
-        done.append(Kill(delay, step_of(checkpoints[0]), half, damaged))
+        done.append(Kill(into_save, delay, step_of(checkpoints[0]), half, damaged))
         expected = step_of(checkpoints[1 if damaged else 0])
     ranks = CommandRanks(config, folder / "last")
     assert ranks.wait() == [0, 0], ranks.output()
@@ -124,7 +131,8 @@ def main() -> int:
 
 def _report(kills: list[Kill], steps: int, seed: int) -> str:
     rows = [
-        f"| {n} | {1000 * k.delay:.0f} | {k.newest} | {k.half_written} "
+        f"| {n} | {'while saving' if k.into_save else f'{1000 * k.delay:.0f} ms after a save'} "
+        f"| {k.newest} | {k.half_written} "
         f"| {'cut in half' if k.damaged else ''} |"
         for n, k in enumerate(kills, start=1)
     ]
@@ -138,7 +146,7 @@ def _report(kills: list[Kill], steps: int, seed: int) -> str:
         f"{machine()}; torch {torch.__version__}; commit {git_commit()}; "
         f"`python -m tests.distributed.chaos {' '.join(sys.argv[1:])}`",
         "",
-        "| kill | ms after a save | newest checkpoint, step | half-written files left | then |",
+        "| kill | aimed | newest checkpoint, step | half-written files left | then |",
         "|---|---|---|---|---|",
         *rows,
     ]

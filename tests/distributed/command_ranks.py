@@ -87,6 +87,12 @@ class CommandRanks:
             assert time.monotonic() < deadline, f"no checkpoint of step {step}:\n{self.output()}"
             time.sleep(0.005)
 
+    def wait_for_save(self, timeout: float = TIMEOUT) -> None:
+        """Until a checkpoint is being written, or has just been."""
+        deadline, before = time.monotonic() + timeout, newest_step(self.config)
+        while not half_written(self.config) and newest_step(self.config) <= before + 1:
+            assert time.monotonic() < deadline, f"nothing is saved:\n{self.output()}"
+
     def output(self, rank: int | None = None, stream: str = "*") -> str:
         """What the ranks have printed, `stream` out or err."""
         pattern = f"rank{'*' if rank is None else rank}.{stream}"
@@ -115,6 +121,11 @@ def newest_step(config: Config) -> int:
     """Step of the newest checkpoint, 0 without one."""
     found = list_checkpoints(config.run_dir / "checkpoints")
     return step_of(found[0]) if found else 0
+
+
+def half_written(config: Config) -> list[Path]:
+    """Checkpoints that have no name yet."""
+    return list((config.run_dir / "checkpoints").glob(".*.tmp"))
 
 
 def free_port() -> int:
