@@ -57,7 +57,7 @@ def kill_repeatedly(
     """
     generator = random.Random(seed)
     done: list[Kill] = []
-    expected = 0
+    expected, bad = 0, ""
     stride = config.train.steps // (kills + 1)
     for number in range(kills):
         ranks = CommandRanks(config, folder / f"start{number}")
@@ -68,26 +68,25 @@ def kill_repeatedly(
         else:
             time.sleep(delay)
         ranks.kill()
-        _check_start(ranks, expected)
-        checkpoints = list_checkpoints(config.run_dir / "checkpoints")
-        half = len(half_written(config))
-        damaged = number in damage
-        if damaged:
-            content = checkpoints[0].read_bytes()
-            checkpoints[0].write_bytes(content[: len(content) // 2])
-        done.append(Kill(into_save, delay, step_of(checkpoints[0]), half, damaged))
-        expected = step_of(checkpoints[1 if damaged else 0])
+        _check_start(ranks, expected, bad)
+        newest, before = list_checkpoints(config.run_dir / "checkpoints")
+        half, bad = len(half_written(config)), ""
+        if number in damage:
+            newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
+            bad = newest.name
+        done.append(Kill(into_save, delay, step_of(newest), half, bool(bad)))
+        expected = step_of(before if bad else newest)
     ranks = CommandRanks(config, folder / "last")
     assert ranks.wait() == [0, 0], ranks.output()
-    _check_start(ranks, expected)
-    if done[-1].damaged:
-        assert checkpoints[0].name in ranks.output(), "the damaged file is not named"
+    _check_start(ranks, expected, bad)
     return done
 
 
-def _check_start(ranks: CommandRanks, step: int) -> None:
+def _check_start(ranks: CommandRanks, step: int, bad: str) -> None:
+    """It went on from `step`, and named the damaged file, if there was one."""
     text = f"at step {step}" if step else "starting fresh"
     assert text in ranks.output(0, "out"), f"{text}?\n{ranks.output()}"
+    assert f"{bad} is damaged" in ranks.output(0, "out") or not bad, ranks.output()
 
 
 def chaos_config(folder: Path, name: str, steps: int, every: int) -> Config:
@@ -120,7 +119,7 @@ def main() -> int:
             folder / "killed",
             options.kills,
             seed=options.seed,
-            damage=(options.kills // 2,),
+            damage=(options.kills // 2, options.kills - 1),
         )
         assert newest_step(config) == steps
         outcome(unbroken).assert_equal(outcome(config))
