@@ -198,7 +198,7 @@ def test_sgd_step_is_nesterov_with_decay_on_weights_only():
 def test_fused_step_follows_the_layout_of_the_weights(name):
     """The fused CPU step pairs elements by address: channels_last weights need such gradients."""
     optim = OptimConfig(name=name, lr=0.1)
-    weights, found = torch.randn(4, 3, 3, 3), []
+    weights, found = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(0)), []
     for layout in (torch.contiguous_format, torch.channels_last):
         model = nn.Conv2d(3, 4, 3, bias=False)
         model.weight.data = weights.clone().contiguous(memory_format=layout)
@@ -208,7 +208,7 @@ def test_fused_step_follows_the_layout_of_the_weights(name):
             optimizer.step()
             optimizer.zero_grad()
         found.append(model.weight.detach())
-    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
     model.weight.grad = weights.clone()
     with pytest.raises(RuntimeError, match=r"strides \(27, 9, 3, 1\)"):
         build_optimizer(optim, model).step()
