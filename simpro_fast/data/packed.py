@@ -23,8 +23,17 @@ from simpro_fast.files import replacing
 
 
 def square(source: ImageSource, size: int) -> np.ndarray:
-    """The picture that evaluation and packing see of a file: uint8 [size, size, 3]."""
-    image = read_rgb(source)
+    """The picture that evaluation and packing see of a file: uint8 [size, size, 3].
+
+    Raises:
+        UserError: as `read_rgb`, with the cure.
+    """
+    try:
+        image = read_rgb(source)
+    except UserError as error:
+        raise UserError(
+            f"{error}; restore it, or run launch/prepare.py --on-bad-image skip"
+        ) from None
     return resize_box(image, centre_box(*image.size), size)
 
 

@@ -20,7 +20,14 @@ M = BATCH * MU
 
 @contextmanager
 def loader(
-    root: Path, *, seed: int = 1, rank: int = 0, world: int = 1, start: int = 0, **changes: Any
+    root: Path,
+    *,
+    seed: int = 1,
+    rank: int = 0,
+    world: int = 1,
+    start: int = 0,
+    num_threads: int = 1,
+    **changes: Any,
 ) -> Iterator[ImageLoader]:
     ending = "" if (root / "labeled").is_dir() else "-*.tar"
     folders = {part: root / f"{part}{ending}" for part in ("labeled", "unlabeled")}
@@ -38,7 +45,7 @@ def loader(
         world_size=world,
         device=torch.device("cpu"),
         start_step=start,
-        num_threads=1,
+        num_threads=num_threads,
     )
     assert isinstance(made, ImageLoader)
     try:

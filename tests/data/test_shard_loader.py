@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,14 @@ def test_batches_from_shards_are_those_from_files(
     for half, other in zip(halves, plain, strict=True):
         for found, expected in zip(half, other, strict=True):
             assert_same(found, expected)
+
+
+def test_closed_loader_leaves_no_reading_thread(shards: Path) -> None:
+    before = set(threading.enumerate())
+    with loader(shards, num_threads=3) as made:
+        made.next(0)
+        assert len(set(threading.enumerate()) - before) == 3
+    assert set(threading.enumerate()) == before
 
 
 def test_damaged_member_stops_the_run_with_shard_and_name(shards: Path) -> None:

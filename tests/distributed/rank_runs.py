@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable
 from hashlib import sha256
@@ -77,7 +78,8 @@ def train(
         method = trainer.method
         counts = ranks.sum(torch.stack([method.labeled_count, method.unlabeled_mass]))
         priors.append(torch.cat([method.pi_u[None], method.phi[None], counts]))
-        kl.append(trainer.kl_pi_u())
+        known = trainer.kl_pi_u()
+        kl.append(math.nan if known is None else known)
     trainer.save()
     state = collect_state(trainer)
     trainer.close()
