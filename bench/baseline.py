@@ -74,7 +74,8 @@ class PillowViews(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[list[Tensor], int]:
         if isinstance(self.images, FileImages):
-            image = Image.open(self.images.paths[index]).convert("RGB")
+            with self.images.rows[index].image.open("rb") as file:
+                image = Image.open(file).convert("RGB")
         else:
             image = Image.fromarray(self.images[index])
         views = [self.weak_view(image)]

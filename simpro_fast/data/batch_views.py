@@ -7,6 +7,7 @@ Padding is a matter of indices, so nobody keeps padded images.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -35,6 +36,9 @@ class ViewTable:
     def __len__(self) -> int:
         return len(self.image)
 
+    def __getitem__(self, part: slice) -> ViewTable:
+        return ViewTable(self.image[part], self.flip[part], self.shift[part], self.strong[part])
+
 
 def view_table(draws: ViewDraws, images: int, views: Views) -> ViewTable:
     """The table of `images` images from their draws, view-major; view 0 is the weak one."""
@@ -60,6 +64,33 @@ def make_views(images: Tensor, table: ViewTable, *, max_shift: int) -> Tensor:
     views = crop_flip(images, table, max_shift=max_shift)
     apply_strong_policy(views, table.strong)
     return views
+
+
+class ViewMaker:
+    """`make_views` with the work shared among threads, on the CPU.
+
+    Torch operations on so small pictures leave other cores idle; each thread makes every n-th view,
+    so that weak and strong ones are shared alike.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+        # More torch threads in each would only spin against those that train.
+        self._pool = ThreadPoolExecutor(threads, "views", lambda: torch.set_num_threads(1))
+
+    def __call__(self, images: Tensor, table: ViewTable, *, max_shift: int) -> Tensor:
+        """uint8 [n, H, W, 3] to uint8 [v, H, W, 3], contiguous."""
+        views = images.new_empty(len(table), *images.shape[1:])
+
+        def make(first: int) -> None:
+            part = slice(first, None, self._threads)
+            views[part] = make_views(images, table[part], max_shift=max_shift)
+
+        list(self._pool.map(make, range(self._threads)))
+        return views
+
+    def close(self) -> None:
+        self._pool.shutdown()
 
 
 def crop_flip(images: Tensor, table: ViewTable, *, max_shift: int) -> Tensor:

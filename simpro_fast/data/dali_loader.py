@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from simpro_fast.config.schema import DataConfig
-from simpro_fast.data.batch_views import join_tables, make_views, view_table
+from simpro_fast.data.batch_views import ViewMaker, join_tables, make_views, view_table
 from simpro_fast.data.draws import StepSource, ViewSettings
 from simpro_fast.data.graph import build_pipeline
 from simpro_fast.data.loader import Batch, Shapes, StepCounter, Views
@@ -20,6 +20,10 @@ from simpro_fast.data.sampling import labeled_order
 from simpro_fast.data.sources import ArrayDataset
 from simpro_fast.data.splits import Split
 from simpro_fast.errors import UserError
+
+PIXELS_PER_THREAD = 2**19
+"""Of the views of a fetch on a CPU. With fewer, sharing costs more processor time than it is worth
+beside training, which has a use for every core."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,15 @@ class DaliLoader:
         self._resident: ResidentImages | None = ResidentImages(
             dataset, split, device=device, resident=data.resident
         )
+        rows = shapes.rows * data.steps_per_fetch
+        threads = min(num_threads, rows * views.image_size**2 // PIXELS_PER_THREAD)
+        shared = device.type == "cpu" and threads > 1
+        self._maker = ViewMaker(threads) if shared else None
+        # The pipeline's own threads share the views by whole samples, of equal sizes.
+        self._parts = max(n for n in range(1, threads + 1) if rows % n == 0) if shared else 1
         self._pipe: Any = build_pipeline(
             self._make_views,
+            parts=self._parts,
             views=views,
             device=device,
             num_threads=num_threads,
@@ -114,7 +125,7 @@ class DaliLoader:
                 (output,) = self._pipe.run(torch.cuda.current_stream(self._device))
             else:
                 (output,) = self._pipe.run()
-            (views,) = torch.from_dlpack(output.as_tensor())
+            views = torch.from_dlpack(output.as_tensor()).flatten(0, 1)
         except Exception as error:
             reason = self._failure or failure_reason(error)
             self.close()
@@ -136,13 +147,15 @@ class DaliLoader:
         pipe, self._pipe = self._pipe, None
         del pipe  # the last reference: its threads end here
         self._resident = None
+        if self._maker is not None:
+            self._maker.close()
 
     def __del__(self) -> None:
         if getattr(self, "_pipe", None) is not None:
             self.close()
 
-    def _make_views(self) -> torch.Tensor:
-        """Views uint8 of the next steps, rows in the order of `Batch.views`, on the device."""
+    def _make_views(self) -> list[torch.Tensor]:
+        """Views uint8 of the next steps, rows in the order of `Batch.views`, in equal parts."""
         shapes, steps = self._shapes, self._steps_per_fetch
         fetched, tables, starts = [], [], []
         for i in range(steps):
@@ -169,7 +182,9 @@ class DaliLoader:
             np.concatenate([draws.labeled for draws in fetched]),
             np.concatenate([draws.unlabeled for draws in fetched]),
         )
-        return make_views(images, join_tables(tables, starts), max_shift=self._views.shift)
+        make = self._maker or make_views
+        made = make(images, join_tables(tables, starts), max_shift=self._views.shift)
+        return list(made.chunk(self._parts))
 
 
 def failure_reason(error: Exception) -> str:

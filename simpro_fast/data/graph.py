@@ -92,21 +92,22 @@ def normalise(
 
 
 def build_pipeline(
-    make_views: Callable[[], Tensor],
+    make_views: Callable[[], list[Tensor]],
     *,
+    parts: int,
     views: Views,
     device: torch.device,
     num_threads: int,
     prefetch: int,
 ) -> Any:
-    """A built pipeline of one output and one sample: float32 [n, size, size, 3], normalised.
+    """A built pipeline of one output of `parts` samples: float32 [n, size, size, 3], normalised.
 
-    A batch is one sample (a "sequence" for DALI), since the cost of an operator is that of its
-    samples where images are small.
+    A sample is many views (a "sequence" for DALI), since the cost of an operator is that of its
+    samples where images are small; its threads share the samples.
 
     Args:
-        make_views: gives the next views, uint8 [n, size, size, 3], on `device`. Called in the
-            pipeline's thread, once a run and in order, up to `prefetch` runs ahead.
+        make_views: gives the next views, `parts` tensors uint8 [n, size, size, 3] on `device`.
+            Called in the pipeline's thread, once a run and in order, up to `prefetch` runs ahead.
 
     The dynamic executor is pinned: under the other ones torch tensors that share the output's
     memory are overwritten a few runs later.
@@ -116,11 +117,11 @@ def build_pipeline(
 
     @pipeline_def
     def pipeline() -> Any:
-        batch = batch_function(lambda: [make_views()], gpu=gpu, layout="FHWC")
+        batch = batch_function(make_views, gpu=gpu, layout="FHWC")
         return normalise(batch, mean=views.mean, std=views.std, layout="FHWC")
 
     pipe = pipeline(
-        batch_size=1,
+        batch_size=parts,
         num_threads=num_threads,
         device_id=(device.index or 0) if gpu else None,
         exec_dynamic=True,

@@ -46,14 +46,15 @@ def run_graph(
     resident = torch.from_numpy(images).to(device)
     table = ViewTable(np.arange(len(one)), one.flip, one.shift, strong)
     pipe = graph.build_pipeline(
-        lambda: make_views(resident, table, max_shift=views.shift),
+        lambda: list(make_views(resident, table, max_shift=views.shift).chunk(2)),
+        parts=2,
         views=views,
         device=device,
         num_threads=1,
         prefetch=2,
     )
     (output,) = pipe.run()
-    return torch.from_dlpack(output.as_tensor())[0]
+    return torch.from_dlpack(output.as_tensor()).flatten(0, 1)
 
 
 def expected_normalised(views: np.ndarray) -> np.ndarray:

@@ -137,6 +137,21 @@ def test_prefetching_and_threads_change_nothing(
         assert_equal(other.next(step), usual.next(step))
 
 
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_views_made_by_several_threads_are_the_same(
+    make: Make, monkeypatch: pytest.MonkeyPatch, num_threads: int
+) -> None:
+    usual = make()
+    expected = [usual.next(step) for step in range(4)]
+    before = threads()
+    monkeypatch.setattr(dali_loader, "PIXELS_PER_THREAD", 1)
+    shared = make(num_threads=num_threads)
+    for batch in expected:
+        assert_equal(shared.next(batch.step), batch)
+    shared.close()
+    wait_for_threads(before)
+
+
 @pytest.mark.parametrize("fetch", [1, 2, 3])
 def test_steps_per_fetch_change_nothing_wherever_a_run_resumes(make: Make, fetch: int) -> None:
     usual = make()
@@ -307,6 +322,14 @@ def threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def wait_for_threads(before: int) -> None:
+    """Until no more than so many are left."""
+    deadline = time.monotonic() + 20
+    while threads() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert threads() <= before
+
+
 def test_close_leaves_no_thread(make: Make) -> None:
     make().next(0)  # whatever the first pipeline of a process starts for good
     before = threads()
@@ -317,10 +340,7 @@ def test_close_leaves_no_thread(make: Make) -> None:
     for loader in loaders:
         loader.close()
         loader.close()
-    deadline = time.monotonic() + 20
-    while threads() > before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert threads() <= before
+    wait_for_threads(before)
     with pytest.raises(UserError, match="closed"):
         loaders[0].next(1)
 
