@@ -80,7 +80,7 @@ class ArrayDataset:
 
 
 def _sha256(parts: Iterable[np.ndarray | None]) -> str:
-    """Of the bytes of arrays one after another, about 0.8 GB/s."""
+    """Of the bytes of arrays, one after another."""
     digest = hashlib.sha256()
     for part in parts:
         if part is not None:
