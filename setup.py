@@ -69,6 +69,7 @@ setup(
     entry_points={
         "console_scripts": [
             "simpro-train = simpro_fast.cli:main",
+            "simpro-doctor = simpro_fast.doctor:main",
             "simpro-prepare = simpro_fast.prepare:main",
             "simpro-report = simpro_fast.report.command:main",
         ]

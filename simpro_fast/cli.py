@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 
 
-class _Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Errors as one line with the nearest valid flag, exit code 2."""
 
     def error(self, message: str) -> NoReturn:
@@ -28,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
         prog="train.py",
         description="Train SimPro or a baseline. Run it under deepspeed, torchrun or python.",
         allow_abbrev=False,

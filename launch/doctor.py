@@ -1,0 +1,9 @@
+#!/usr/bin/env python3
+"""Check a machine or an allocation: `deepspeed launch/doctor.py [--config FILE] [--output DIR]`."""
+
+import sys
+
+from simpro_fast.doctor import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""The doctor: a table that can be read, verdicts with cures, exit codes for scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simpro_fast import doctor, doctor_machine, doctor_ranks, doctor_work
+from simpro_fast.doctor_line import Line, closing, merge, table
+from tests.conftest import ROOT, clean_environment
+from tests.distributed.test_launch import free_port
+
+DOCTOR = str(ROOT / "launch" / "doctor.py")
+CHECKS = ["machine", "versions", "ranks", "links", "clocks", "folder", "disk"]
+CHECKS += ["decoding", "views", "training", "kernels"]
+PLAIN = "distributed.engine=plain"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(doctor_work, "SECONDS", 0.05)
+
+
+def test_a_sound_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "doctor.json"
+    assert doctor.main(["--output", str(tmp_path / "runs"), "--json", str(target), PLAIN]) == 0
+    printed = capsys.readouterr().out
+    assert "no problem" in printed.splitlines()[-1]
+    checks = json.loads(target.read_text())["checks"]
+    assert [line["check"] for line in checks] == CHECKS
+    assert {line["verdict"] for line in checks} <= {"ok", "skipped", "warning"}
+    for line in checks:
+        assert line["found"] in printed
+    found = {line["check"]: line["found"] for line in checks}
+    assert "torch" in found["versions"] and "DeepSpeed" in found["versions"]
+    assert "loss" in found["training"] and "float64 reference" in found["kernels"]
+    assert not list((tmp_path / "runs").iterdir()), "it cleans up after itself"
+
+
+def test_one_failing_check_hides_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(ranks: Any) -> Line:
+        raise RuntimeError("the decoder\nhas a long story")
+
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(doctor_work, "check_decoding", broken)
+    monkeypatch.setattr(doctor_machine.shutil, "disk_usage", lambda _: usage)
+    file = tmp_path / "file"
+    file.write_text("where the folder should be")
+    options = ["--output", str(file), PLAIN, "distributed.expect_world_size=4"]
+    assert doctor.main(options) == 1
+    rows = capsys.readouterr().out.splitlines()
+    problems = [row.split()[1] for row in rows if row.startswith("problem")]
+    assert problems == ["ranks", "folder", "disk", "decoding"]
+    assert "failed with RuntimeError: the decoder" in "\n".join(rows)
+    assert "expect_world_size=4" in "\n".join(rows)
+    assert sum(row.lstrip().startswith("-> ") for row in rows) == 3
+    assert [row for row in rows if row.startswith("ok") and "kernels" in row]
+    assert rows[-1].startswith("4 problem(s)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [(["--cofnig", "x"], "--cofnig"), (["--config", "digits_lt/reversd"], "digits_lt/reversed")],
+)
+def test_usage_errors(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(arguments) == 2
+    printed = capsys.readouterr().err.strip()
+    assert part in printed and "\n" not in printed
+
+
+def test_two_ranks_whose_folder_is_not_shared(tmp_path: Path) -> None:
+    """Rank 1 writes elsewhere, as where output_dir lies on a disk of each host."""
+    port, ranks = free_port(), []
+    for rank in range(2):
+        env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        command = [sys.executable, DOCTOR, "--output", str(tmp_path / f"disk{rank}"), PLAIN]
+        ranks.append(
+            subprocess.Popen(
+                [*command, "--json", str(tmp_path / "doctor.json")],
+                env={**clean_environment(), **env},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    outputs = [process.communicate(timeout=120) for process in ranks]
+    assert [process.returncode for process in ranks] == [1, 1], outputs
+    checks = json.loads((tmp_path / "doctor.json").read_text())["checks"]
+    assert [line["check"] for line in checks if line["verdict"] == "problem"] == ["folder"]
+    found = {line["check"]: line["found"] for line in checks}
+    assert f"2 on {os.uname().nodename} x2" in found["ranks"]
+    assert "gloo" in found["links"] and "GB/s" in found["links"]
+    assert "clocks differ by at most" in found["clocks"]
+    assert "is not shared" in found["folder"]
+    assert outputs[1][0] == "", "rank 0 speaks for all"
+
+
+def test_merging_the_lines_of_many_ranks() -> None:
+    good, slow = Line("ok", "fine"), Line("warning", "slow", "hurry")
+    hosts = ["a", "b", "c"]
+    assert merge([line.to_bytes() for line in (good, good, good)], hosts) == good
+    one = merge([line.to_bytes() for line in (good, slow, good)], hosts)
+    assert one == Line("warning", "rank 1 on b: slow", "hurry")
+    two = merge([line.to_bytes() for line in (good, slow, slow)], hosts)
+    assert two.found == "rank 1 on b, 1 more rank(s): slow"
+    assert merge([slow.to_bytes()] * 3, hosts) == slow
+    shown = table([Line("problem", "full", "delete", "disk"), good])
+    assert shown.splitlines()[1].strip() == "-> delete"
+    assert closing([good]) == "no problem: training can start"
+
+
+def test_known_bad_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old driver under new CUDA, both DALI builds, a Triton that torch does not want."""
+    versions = {"nvidia-dali-cuda120": "2.0", "nvidia-dali-cuda130": "2.4.0"}
+    versions.update(triton="2.0.0", pyarrow="13.0.0")
+    monkeypatch.setattr(doctor_machine, "version_of", lambda name: versions.get(name))
+    monkeypatch.setattr(doctor_machine.metadata, "requires", lambda _: ["triton==3.8.0; linux"])
+    monkeypatch.setattr(doctor_machine.torch.version, "cuda", "13.0")
+    found = [what for what, _ in doctor_machine._bad_pairs("550.54.15")]
+    assert len(found) == 4
+    assert "driver 580" in found[3]
+    versions.clear()
+    assert doctor_machine._bad_pairs("580.65.06") == []
+
+
+def test_skewed_clocks_and_slow_links_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from simpro_fast.training.ranks import Ranks
+
+    two = Ranks(0, 0, 2, 2, torch.device("cpu"))
+    monkeypatch.setattr(doctor_ranks.dist, "barrier", lambda: None)
+    monkeypatch.setattr(Ranks, "gather", lambda self, now: torch.stack([now, now + 3 * 10**9]))
+    line = doctor_ranks.check_clocks(two)
+    assert line.verdict == "warning" and "3000 ms" in line.found and "NTP" in line.cure
