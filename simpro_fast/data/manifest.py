@@ -16,7 +16,7 @@ import csv
 import hashlib
 import io
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -135,16 +135,28 @@ def read_manifest(path: Path) -> Manifest:
     return make_manifest(base, rows)
 
 
+def csv_bytes(rows: Callable[[], Iterable[Sequence[object]]]) -> bytes:
+    """Rows, iterated anew at each call, as CSV; names that are no UTF-8 keep their bytes."""
+    text = ""
+    for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL):
+        file = io.StringIO(newline="")
+        csv.writer(file, lineterminator="\n", quoting=quoting).writerows(rows())
+        text = file.getvalue()
+        if "\r" not in text:  # which the first way leaves unquoted, and readers end a line at
+            break
+    return text.encode("utf-8", "surrogateescape")
+
+
 def _to_csv(manifest: Manifest) -> bytes:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
     columns = _columns(manifest)
-    writer.writerow(columns)
-    for row in manifest.rows:
-        values = [getattr(row, name) for name in columns]
-        writer.writerow([_relative(row.path, manifest.base), *values[1:]])
-    # File names need not be UTF-8; their odd bytes pass through unchanged.
-    return text.getvalue().encode("utf-8", "surrogateescape")
+
+    def rows() -> Iterator[Sequence[object]]:
+        yield columns
+        for row in manifest.rows:
+            values = [getattr(row, name) for name in columns]
+            yield [_relative(row.path, manifest.base), *values[1:]]
+
+    return csv_bytes(rows)
 
 
 def _columns(manifest: Manifest) -> tuple[str, ...]:

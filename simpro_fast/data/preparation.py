@@ -6,13 +6,13 @@ import csv
 import io
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from simpro_fast.data.image_files import OK, Facts, check_file
 from simpro_fast.data.in_order import in_order
-from simpro_fast.data.manifest import SPLITS, Manifest, Row
+from simpro_fast.data.manifest import SPLITS, Manifest, Row, csv_bytes
 from simpro_fast.errors import UserError
 from simpro_fast.files import replacing
 
@@ -195,12 +195,13 @@ def _read_cache(path: Path) -> dict[_Key, tuple[tuple[int, int], Facts]]:
 def _write_cache(
     path: Path, stamps: dict[str, tuple[int, int] | None], facts: dict[_Key, Facts]
 ) -> None:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_CACHE_COLUMNS)
-    for key, found in facts.items():
-        stamp = stamps[key[0]]
-        if stamp is not None:
-            writer.writerow([*key, *stamp, *asdict(found).values()])
+    def rows() -> Iterator[Sequence[object]]:
+        yield _CACHE_COLUMNS
+        for key, found in facts.items():
+            stamp = stamps[key[0]]
+            if stamp is not None:
+                yield [*key, *stamp, *asdict(found).values()]
+
+    content = csv_bytes(rows)
     with replacing(path) as file:
-        file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+        file.write(content)

@@ -244,9 +244,11 @@ def test_written_manifest_is_read_back(tmp_path: Path, ending: str) -> None:
     assert not list(out.glob(".*"))
 
 
-def test_name_that_is_not_utf8(tmp_path: Path) -> None:
-    name = os.fsdecode(b"\xff.jpg")
-    manifest = make_manifest(tmp_path, [Row(str(tmp_path / name), "", "unlabeled")])
+@pytest.mark.parametrize("name", [b"\xff.jpg", b"a\r.jpg", b"a\n.jpg", b"a\", '\r\n.jpg", b" .jpg"])
+def test_odd_names_come_back(tmp_path: Path, name: bytes) -> None:
+    odd = os.fsdecode(name)
+    in_shard = Row(str(tmp_path / "x.tar"), "", "unlabeled", bytes=1, member=odd, offset=512)
+    manifest = make_manifest(tmp_path, [Row(str(tmp_path / odd), "", "unlabeled"), in_shard])
     write_manifest(manifest, tmp_path / "m.csv")
     assert read_manifest(tmp_path / "m.csv") == manifest
 

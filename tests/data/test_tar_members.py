@@ -6,6 +6,7 @@ import bz2
 import gzip
 import lzma
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from simpro_fast.data.image_files import check_file, read_header, read_rgb
-from simpro_fast.data.tar_members import Member, tar_entries
+from simpro_fast.data.tar_members import FILE, Member, tar_entries
 from simpro_fast.errors import UserError
 from tests.data.image_folders import picture, save, tidy
 from tests.data.tar_shards import jpeg, members_of, refusal, scan_members, write_tar
@@ -134,6 +135,41 @@ def test_broken_shards_are_named(tmp_path: Path) -> None:
         said = refusal(lambda path=path: scan_members(path))  # type: ignore[misc]
         assert said.startswith(f"{path}: {part}"), said
     assert [entry.name for entry in entries] == [name for name, _ in members]
+
+
+def test_any_damage_is_a_refusal_or_a_member_inside_the_file(tmp_path: Path) -> None:
+    """Bytes changed, cut or taken out, header fields rewritten under a right checksum."""
+    rng = random.Random(1)
+    names = ["a/1.jpg", "ü.jpg", LONG, "2.cls"]
+    bases = [
+        write_tar(tmp_path / "good.tar", [(n, rng.randbytes(900)) for n in names], form=form)
+        .read_bytes()
+        for form in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+    ]  # fmt: skip
+    path, refused = tmp_path / "x.tar", 0
+    for round_ in range(400):
+        data = bytearray(bases[round_ % 3])
+        place = rng.randrange(len(data))
+        if round_ % 4 == 0:
+            data[place] ^= rng.randrange(1, 256)
+        elif round_ % 4 == 1:
+            del data[place : place + rng.choice((1, 512, len(data)))]
+        else:
+            start = place // 512 * 512
+            field, length = rng.choice(((0, 100), (124, 12), (156, 1), (257, 8), (345, 155)))
+            values = (0, 48, 55, 128, 255, rng.randrange(256))
+            data[start + field : start + field + length] = rng.choices(values, k=length)
+            data[start + 148 : start + 156] = b" " * 8
+            data[start + 148 : start + 156] = b"%06o\0 " % sum(data[start : start + 512])
+        path.write_bytes(data)
+        try:
+            for entry in tar_entries(str(path)):
+                if entry.kind == FILE:
+                    Member(str(path), entry.name, entry.offset, entry.length).read_bytes()
+        except UserError as error:
+            refused += 1
+            assert len(str(error).splitlines()) == 1 and str(path) in str(error)
+    assert 100 < refused < 400
 
 
 def test_hostile_extension_headers_end(tmp_path: Path) -> None:
