@@ -21,7 +21,7 @@ from simpro_fast.training.engine import (
     load_optimizer_slots,
     optimizer_slots,
 )
-from simpro_fast.training.gradients import BUCKET_ELEMENTS, GradientAverage
+from simpro_fast.training.gradients import BUCKET_ELEMENTS, GradientAverage, clip_gradients
 from simpro_fast.training.optim import build_optimizer, set_learning_rate
 from simpro_fast.training.ranks import Ranks
 
@@ -51,15 +51,16 @@ def import_deepspeed(device: torch.device) -> Any:
 
 def deepspeed_config(config: Config, ranks: Ranks) -> dict[str, Any]:
     """The DeepSpeed dictionary, built from the one configuration."""
-    micro_batches = config.micro_batches(ranks.world_size)
+    micro_batches, stage = config.micro_batches(ranks.world_size), config.distributed.zero_stage
     return {
         "train_micro_batch_size_per_gpu": (
             config.data.batch_size // (ranks.world_size * micro_batches)
         ),
         "gradient_accumulation_steps": micro_batches,
-        "gradient_clipping": config.optim.grad_clip or 0.0,
+        # At stage 0 clipping is ours, since DeepSpeed's is in float32.
+        "gradient_clipping": (config.optim.grad_clip or 0.0) if stage else 0.0,
         "zero_optimization": {
-            "stage": config.distributed.zero_stage,
+            "stage": stage,
             # The default holds a whole small model, so that nothing could overlap.
             "reduce_bucket_size": BUCKET_ELEMENTS,
             "allgather_bucket_size": BUCKET_ELEMENTS,
@@ -90,6 +91,7 @@ class DeepSpeedEngine:
         )
         self._micro_batches = config.micro_batches(ranks.world_size)
         self._average: GradientAverage | None = None
+        self._grad_clip = config.optim.grad_clip if self._zero_stage == 0 else None
         if self._zero_stage == 0:
             # DeepSpeed would start to communicate only after backward, and refuses float64.
             self._engine.enable_backward_allreduce = False
@@ -113,6 +115,7 @@ class DeepSpeedEngine:
     def step(self, lr: float) -> None:
         if self._average is not None:
             self._average.finish()
+        clip_gradients(self.module, self._grad_clip)
         set_learning_rate(self._optimizer.param_groups, lr)
         self._engine.step()
 

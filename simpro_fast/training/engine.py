@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from simpro_fast.config import Config
 from simpro_fast.errors import UserError
 from simpro_fast.training.compilation import compile_network
-from simpro_fast.training.gradients import GradientAverage
+from simpro_fast.training.gradients import GradientAverage, clip_gradients
 from simpro_fast.training.optim import build_optimizer, set_learning_rate
 from simpro_fast.training.ranks import Ranks
 
@@ -130,9 +130,7 @@ class PlainEngine:
         self._seen = 0
         if self._average is not None:
             self._average.finish()
-        parameters = [p for p in self.module.parameters() if p.grad is not None]
-        if self._grad_clip is not None:
-            nn.utils.clip_grad_norm_(parameters, self._grad_clip, foreach=True)
+        clip_gradients(self.module, self._grad_clip)
         set_learning_rate(self.optimizer.param_groups, lr)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

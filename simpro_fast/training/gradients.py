@@ -82,6 +82,15 @@ class GradientAverage:
         self._sent.append((flat, work))
 
 
+def clip_gradients(model: nn.Module, largest_norm: float | None) -> None:
+    """Scale all gradients together so that their norm is at most `largest_norm`; None: leave them.
+
+    Call it with averaged gradients, so that every rank scales by the same factor.
+    """
+    if largest_norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), largest_norm, foreach=True)
+
+
 def _fill_buckets(parameters: Iterable[nn.Parameter], elements: int) -> list[list[nn.Parameter]]:
     buckets: list[list[nn.Parameter]] = []
     room = 0

@@ -1,0 +1,192 @@
+"""Gradient accumulation: the same step as one big batch; what the ranks exchange for a step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from simpro_fast.config import Config, parse_config
+from simpro_fast.data.loader import Batch, Shapes
+from simpro_fast.errors import ConfigError
+from simpro_fast.models import build_model
+from simpro_fast.training import trainer
+from simpro_fast.training.gradients import GradientAverage
+from simpro_fast.training.micro_batch import split_batch
+from simpro_fast.training.ranks import check_launch
+from tests.distributed.rank_runs import assert_close, dump, mean_losses, on_ranks, start, train
+from tests.training.gloo_ranks import run_ranks
+
+MakeConfig = Callable[..., Config]
+
+
+def _group_norm(module: nn.Module) -> nn.Module:
+    """The network with a norm that looks at one image at a time."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            setattr(module, name, nn.GroupNorm(4, child.num_features))
+        else:
+            _group_norm(child)
+    return module
+
+
+def _train_without_batch_norm(rank: int, world_size: int, *args: Any) -> dict[str, Any]:
+    def build(*arguments: Any, **named: Any) -> nn.Module:
+        return _group_norm(build_model(*arguments, **named))
+
+    with mock.patch.object(trainer, "build_model", build):
+        return train(rank, world_size, *args)
+
+
+def test_a_step_in_parts_is_the_step_of_the_whole_batch(tiny: MakeConfig) -> None:
+    """float64, no batch norm: weights, momentum, average, counts, priors, losses of 6 steps."""
+    changes = {"train.precision": "fp64", "train.ema_warmup": True, "optim.grad_clip": 1.0}
+    whole = on_ranks(1, _train_without_batch_norm, dump(tiny(changes)), 6)[0]
+    for engine, world_size, micro in (("plain", 1, 2), ("plain", 2, 1), ("deepspeed", 2, 2)):
+        split = {**changes, "distributed.engine": engine, "distributed.micro_batch": micro}
+        parts = on_ranks(world_size, _train_without_batch_norm, dump(tiny(split)), 6)
+        assert_close(mean_losses(parts), whole["losses"], 1e-12)
+        for key in ("model", "ema", "optimizer", "priors"):
+            assert_close(parts[0][key], whole[key], 1e-12)
+        # Counts and the meter's sums: of the losses each rank has its own, so their mean.
+        sums, wanted = parts[0]["accumulators"].sum(0), whole["accumulators"][0]
+        assert_close(sums[:20], wanted[:20], 1e-12)
+        assert_close(sums[20:24] / world_size, wanted[20:24], 1e-12)
+        assert_close(sums[24:26], wanted[24:26], 1e-12)
+
+
+def test_stages_agree_with_accumulation(tiny: MakeConfig) -> None:
+    """ZeRO 0, 1, 2 and the plain engine in fp32, with batch norm over micro-batches."""
+    changes = {"distributed.micro_batch": 2, "model.activation": "silu", "optim.lr": 0.01}
+    runs = []
+    for engine, stage in (("plain", 0), ("deepspeed", 0), ("deepspeed", 1), ("deepspeed", 2)):
+        distributed = {"distributed.engine": engine, "distributed.zero_stage": stage}
+        tree = dump(tiny({**changes, **distributed}))
+        runs.append(on_ranks(2, train, tree, 4)[0])
+    for run in runs[1:]:
+        for key in ("losses", "model", "ema", "optimizer"):
+            assert_close(run[key], runs[0][key], 1e-6)
+
+
+def _collectives(rank: int, world_size: int, tree: dict[str, Any]) -> list[list[tuple[int, str]]]:
+    """Sizes and types of all sums over ranks, of one step and of the end of a period."""
+    config = parse_config(tree)
+    run = trainer.Trainer(config, start(config, rank, world_size), write=False)
+    found: list[tuple[int, str]] = []
+    all_reduce = dist.all_reduce
+
+    def counted(tensor: Tensor, *args: Any, **options: Any) -> Any:
+        found.append((tensor.numel(), str(tensor.dtype)))
+        return all_reduce(tensor, *args, **options)
+
+    phases = []
+    with mock.patch.object(dist, "all_reduce", counted):
+        for phase in (run.train_step, run.method.update_priors):
+            phase()
+            phases.append(sorted(found))
+            found.clear()
+    run.close()
+    return phases
+
+
+def test_collectives_of_a_step_and_of_a_period(tiny: MakeConfig) -> None:
+    """One for the gradients, one for the flags, one for the buffers; 4 K float64 per period."""
+    for engine in ("plain", "deepspeed"):
+        changes = {"distributed.engine": engine, "distributed.sync_bn": "average_buffers"}
+        for micro in (None, 1):
+            tree = dump(tiny({**changes, "distributed.micro_batch": micro}))
+            for step, period in run_ranks(_collectives, tree):
+                kinds = Counter(kind for _, kind in step)
+                assert kinds == {"torch.float32": 2, "torch.float64": 1}, (engine, micro)
+                assert period == [(40, "torch.float64")]
+
+
+def _average(rank: int, world_size: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    unused = nn.Linear(1, 1)
+    average = GradientAverage([*unused.parameters(), *net.parameters()], world_size, 12)
+    inputs = torch.arange(24.0).view(2, 4, 3)[rank] / 10
+    sent = []
+    net[0].weight.register_hook(lambda _: sent.append(len(average._sent)))
+    for last in (False, True):
+        if last:
+            average.begin()
+        net(inputs).square().mean().backward()
+    average.finish()
+    return {
+        "sent": sent,  # buckets on their way when the first layer's gradient comes
+        "gradients": [p.grad for p in net.parameters()],
+        "unused": unused.weight.grad,
+    }
+
+
+def test_gradients_travel_while_backward_goes_on() -> None:
+    """Buckets of at least 12 elements: [last layer], [first layer], [unused]."""
+    ranks = run_ranks(_average)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    inputs = torch.arange(24.0).view(2, 4, 3) / 10
+    (2 * net(inputs).square().mean()).backward()
+    for result in ranks:
+        for found, parameter in zip(result["gradients"], net.parameters(), strict=True):
+            torch.testing.assert_close(found, parameter.grad)
+        assert result["unused"] is None
+        assert result["sent"] == [0, 1]
+
+
+def test_micro_batches_keep_the_order_of_views() -> None:
+    shapes = Shapes(labeled=4, unlabeled=8, labeled_views=2, strong_views=2)
+    kinds = {"labeled": (4, 2), "unlabeled": (8, 3)}
+    names = [
+        f"{k}{i} view{v}" for k, (n, views) in kinds.items() for v in range(views) for i in range(n)
+    ]
+    batch = Batch(0, torch.arange(len(names)).view(-1, 1, 1, 1), torch.arange(4), torch.arange(8))
+    parts = list(split_batch(batch, shapes, 2))
+    assert [names[n] for n in parts[1].views.flatten().tolist()] == [
+        f"{k}{i} view{v}"
+        for k, (n, views) in kinds.items()
+        for v in range(views)
+        for i in range(n // 2, n)
+    ]
+    assert torch.equal(torch.cat([p.targets for p in parts]), batch.targets)
+    assert torch.equal(torch.cat([p.truth for p in parts]), batch.truth)
+    assert next(split_batch(batch, shapes, 1)) is batch
+
+
+def test_micro_batch_must_divide(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"micro_batch=3 does not divide the 4 .* 2 or 4"):
+        check_launch(tiny({"distributed.micro_batch": 3}))
+    check_launch(tiny({"distributed.micro_batch": 2}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"distributed.zero_stage": 3}, "zero_stage=3 is not supported: it shards the weights"),
+        ({"distributed.zero_stage": 4}, "zero_stage must be 0, 1 or 2, got 4"),
+        ({"distributed.offload_optimizer": True}, "offload_optimizer is not supported: the weight"),
+        ({"distributed.offload": False}, "offload is not supported"),
+        (
+            {
+                "train.precision": "fp64",
+                "distributed.engine": "deepspeed",
+                "distributed.zero_stage": 1,
+            },
+            "fp64 needs distributed.zero_stage=0: DeepSpeed keeps float32 copies",
+        ),
+        ({"train.precision": "fp64", "method.impl": "triton"}, "Triton kernels compute in float32"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_the_reason(
+    tiny: MakeConfig, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tiny(changes)
