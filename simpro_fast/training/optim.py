@@ -61,17 +61,21 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
         model.requires_grad_(False)
         head_of(model).requires_grad_(True)
     groups = param_groups(model, optim.weight_decay, optim.backbone_lr_scale)
+    # One kernel on CUDA. On CPU the fused step rounds an element by its place in a vector, so that
+    # ZeRO's flat parts would part from whole weights by the last bit.
+    fused = any(p.is_cuda for p in model.parameters())
+    how = {"fused": fused, "foreach": not fused}
     optimizer: torch.optim.Optimizer
     if optim.name == "adamw":
         betas = (optim.momentum, 0.999)
-        optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=betas, fused=True)
+        optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=betas, **how)
     else:
         optimizer = torch.optim.SGD(
             groups,
             lr=optim.lr,
             momentum=optim.momentum,
             nesterov=optim.nesterov and optim.momentum > 0,
-            fused=True,
+            **how,
         )
     optimizer.register_step_pre_hook(_FirstStepLayouts())
     return optimizer

@@ -19,7 +19,7 @@ from tests.distributed.rank_runs import (
 
 MakeConfig = Callable[..., Config]
 
-# The smallest batch that four ranks share, since ResNet-50 is slow here.
+# The smallest batch that four ranks share.
 REAL_NETS = {
     "data.batch_size": 4,
     "data.mu": 1,
@@ -49,21 +49,28 @@ def test_fifty_steps_on_one_two_and_four_ranks(tiny: MakeConfig) -> None:
         _assert_same_run(found, one, 1e-5)
 
 
-@pytest.mark.parametrize(
-    ("model", "engine", "worlds"),
-    [
-        ("wrn_28_2", "plain", {"fp64": (2, 4), "fp32": (2, 4)}),
-    ],
-)
-def test_real_nets(
-    tiny: MakeConfig, model: str, engine: str, worlds: dict[str, tuple[int, ...]]
-) -> None:
+@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+def test_wide_resnet(tiny: MakeConfig, precision: str) -> None:
     """float64: three steps with an update of the priors; fp32: two, before kinks flip."""
-    changes = {"model.name": model, "distributed.engine": engine, "train.period": 2}
-    for precision, steps, tolerance in (("fp64", 3, 1e-10), ("fp32", 2, 1e-5)):
-        tree = dump(tiny({**REAL_NETS, **changes, "train.precision": precision}))
+    changes = {"model.name": "wrn_28_2", "train.period": 2, "train.precision": precision}
+    tree = dump(tiny({**REAL_NETS, **changes}))
+    steps, tolerance = (3, 1e-10) if precision == "fp64" else (2, 1e-5)
+    (one,) = on_ranks(1, curves, tree, steps, HalfBrighter)
+    assert one["losses"].isfinite().all() and one["priors"][0, 3].sum() > 0
+    for world_size in (2, 4):
+        _assert_same_run(on_ranks(world_size, curves, tree, steps, HalfBrighter), one, tolerance)
+
+
+def test_resnet50_through_deepspeed(tiny: MakeConfig) -> None:
+    """float64: two steps, an update of the priors after each. fp32: the first loss only.
+
+    A fresh ResNet-50 is too close to its kinks for more: its gradient in fp32 has a relative error
+    of 1e-2 on a single rank as well, with torch's own batch norm (5e-5 with SiLU in its place).
+    """
+    changes = {**REAL_NETS, "model.name": "resnet50", "distributed.engine": "deepspeed"}
+    for precision, steps, tolerance, world_size in (("fp64", 2, 1e-10, 4), ("fp32", 1, 1e-5, 2)):
+        more = {"train.period": 1, "train.precision": precision, "data.batch_size": 16}
+        tree = dump(tiny({**changes, **more}))
         (one,) = on_ranks(1, curves, tree, steps, HalfBrighter)
-        assert one["losses"].isfinite().all() and one["priors"][0, 3].sum() > 0
-        for world_size in worlds[precision]:
-            found = on_ranks(world_size, curves, tree, steps, HalfBrighter)
-            _assert_same_run(found, one, tolerance)
+        found = on_ranks(world_size, curves, tree, steps, HalfBrighter)
+        _assert_same_run(found, one, tolerance)
