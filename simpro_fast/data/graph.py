@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack, to_dlpack
@@ -68,13 +69,18 @@ def batch_function(
     )
 
 
-def strong_view(views: Any, table: Any, *, gpu: bool) -> Any:
-    """The strong policy on the batch of views; rows of `table` say which do what."""
-    return batch_function(_policy, views, table, gpu=gpu, layout="HWC")
+def strong_view(views: Any, next_table: Callable[[], np.ndarray], *, gpu: bool) -> Any:
+    """The strong policy on a batch of views.
 
+    Args:
+        next_table: gives the table of the next run (see `policy.strong_table`), which stays on the
+            host: the host must know it, and reading it back from a GPU would wait.
+    """
 
-def _policy(views: list[Tensor], table: list[Tensor]) -> list[Tensor]:
-    return list(strong_policy(torch.stack(views), torch.stack(table).cpu().numpy()))
+    def policy(samples: list[Tensor]) -> list[Tensor]:
+        return list(strong_policy(torch.stack(samples), next_table()))
+
+    return batch_function(policy, views, gpu=gpu, layout="HWC")
 
 
 def normalise(

@@ -7,6 +7,7 @@ after is the same.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -86,24 +87,33 @@ def build_image_pipeline(
         read: whether the images are paths.
 
     View 0 is the weak one. The dynamic executor is pinned: a file that cannot be decoded then
-    costs its own step only.
+    costs its own step only. After that a new pipeline is needed, since tables stay on the host and
+    wait there for their views.
     """
     fn, _, pipeline_def = import_dali()
     gpu = device.type == "cuda"
+    tables: list[deque[np.ndarray]] = [deque() for _ in range(num_views)]
+
+    def pixel_inputs() -> tuple[Any, ...]:
+        files, *inputs = source()
+        kept = [files, *inputs[:3]]
+        for v in range(1, num_views):
+            *crop, table = inputs[4 * v - 1 : 4 * v + 3]
+            kept += crop
+            tables[v].append(table)
+        return tuple(kept)
 
     @pipeline_def
     def pipeline() -> Any:
         files, *inputs = fn.external_source(
-            source=source, num_outputs=num_views * len(VIEW_INPUTS), batch=True
+            source=pixel_inputs, num_outputs=1 + 3 * num_views, batch=True
         )
         decoded = decode(files, read=read, gpu=gpu, hw_decoder_load=hw_decoder_load)
         outputs = []
         for v in range(num_views):
-            start, end, mirror = inputs[:3]
-            view = crop_view(decoded, start, end, mirror, size=views.image_size)
+            view = crop_view(decoded, *inputs[3 * v : 3 * v + 3], size=views.image_size)
             if v:
-                view = strong_view(view, inputs[3], gpu=gpu)
-            inputs = inputs[4 if v else 3 :]
+                view = strong_view(view, tables[v].popleft, gpu=gpu)
             outputs.append(normalise(view, mean=views.mean, std=views.std))
         return tuple(outputs)
 
