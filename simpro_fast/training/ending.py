@@ -29,6 +29,8 @@ def conclude(error: BaseException, watchdog: Watchdog) -> int:
     watchdog.requests.ignore()
     ranks = watchdog.ranks
     failure, news = _explain(error, watchdog)
+    watchdog.told = True
+    watchdog.end_within(ENDING_SECONDS, failure)
     if news and watchdog.notes is not None:
         watchdog.notes.leave(failure)
     # What all ranks find out for themselves, such as a wrong key, one of them tells.
@@ -37,8 +39,6 @@ def conclude(error: BaseException, watchdog: Watchdog) -> int:
         if news and not isinstance(error, UserError | OSError | KeyboardInterrupt | Preempted):
             say("".join(traceback.format_exception(error)).rstrip())
         say(line_about(failure, ranks))
-    watchdog.told = True
-    watchdog.end_within(ENDING_SECONDS, failure)
     return failure.exit_code
 
 

@@ -7,6 +7,7 @@ ranks behind, so every rank looks for the launchers above it and takes their dea
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class StopRequests:
 
     def install(self) -> None:
         """Handle the signals from here on. Main thread only."""
+        _installed.add(self)
         receiver, sender = socket.socketpair()
         receiver.setblocking(False)
         sender.setblocking(False)
@@ -67,6 +69,13 @@ class StopRequests:
             self._before[number] = signal.signal(number, self._on_stop)
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # nohup and `&` ignore Ctrl-C
             self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def forget(self) -> None:
+        """In a forked child: signals have their usual effect there, and are not the parent's."""
+        signal.set_wakeup_fd(-1)
+        for number in self._before:
+            usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, usual)
 
     def defer(self) -> None:
         """From now on training looks at `requested` itself."""
@@ -79,6 +88,7 @@ class StopRequests:
 
     def remove(self) -> None:
         """Put everything back as `install` found it."""
+        _installed.discard(self)
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
@@ -105,6 +115,17 @@ class StopRequests:
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted = True
         raise KeyboardInterrupt
+
+
+_installed: set[StopRequests] = set()
+
+
+def _forget_in_child() -> None:
+    for requests in _installed:
+        requests.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 @dataclass(frozen=True)

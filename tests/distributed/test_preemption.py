@@ -14,7 +14,7 @@ import pytest
 
 from simpro_fast.config import Config, dump_config
 from simpro_fast.training.checkpoint import newest_whole
-from simpro_fast.training.preemption import PREEMPTED, _is_launcher, is_running
+from simpro_fast.training.preemption import PREEMPTED, StopRequests, _is_launcher, is_running
 from simpro_fast.training.trainer import Trainer
 from tests.conftest import TRAIN, clean_environment
 from tests.distributed.command_ranks import CommandRanks, free_port, newest_step
@@ -44,6 +44,41 @@ def test_a_signal_stops_both_and_the_run_goes_on_as_if_nothing_had_happened(
     assert again.wait() == [0, 0], again.output()
     assert f"at step {step}" in again.output()
     unbroken.assert_equal(outcome(config))
+
+
+def test_one_rank_alone(tiny: MakeConfig, tmp_path: Path) -> None:
+    config = tiny({"train.steps": 5000})
+    ranks = CommandRanks(config, tmp_path, world_size=1)
+    ranks.wait_for_checkpoint(4)
+    ranks.send(signal.SIGTERM)
+    assert ranks.wait(30) == [PREEMPTED], ranks.output()
+    assert ranks.errors() == [
+        f"preempted (SIGTERM): checkpoint of step {newest_step(config)} is saved; "
+        "start again to go on"
+    ]
+
+
+def test_a_forked_child_keeps_its_signals_to_itself() -> None:
+    """Such as a worker of a pool that is told to end."""
+    requests = StopRequests()
+    requests.install()
+    try:
+        ready, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(tell, b"1")
+            time.sleep(60)
+            os._exit(0)
+        os.read(ready, 1)
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        assert requests.arrived() == set()
+        requests.defer()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert requests.arrived() == {signal.SIGTERM}
+        assert requests.reason == "SIGTERM"
+    finally:
+        requests.remove()
 
 
 def _term_in_set_up(rank: int) -> None:
