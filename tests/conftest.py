@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -73,6 +74,14 @@ def tiny(tmp_path: Path) -> Callable[..., Config]:
         return parse_config(tree)
 
     return make
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A folder that another user may enter; pytest closes its own, also those of other runs."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 @pytest.fixture
