@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 
+# Given to the script they would silently start something smaller than was asked for.
+LAUNCHER_FLAGS = {
+    *("--hostfile", "--num-gpus", "--num-nodes", "--include", "--exclude", "--no-ssh"),
+    *("--node-rank", "--nnodes", "--nproc-per-node", "--master-addr", "--master-port"),
+}
+
 
 class CommandParser(argparse.ArgumentParser):
     """Errors as one line with the nearest valid flag, exit code 2."""
@@ -64,6 +70,8 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         flag = unknown[0].partition("=")[0]
         close = difflib.get_close_matches(flag, flags, n=1)
         hint = f"; did you mean {close[0]}?" if close else "; see --help"
+        if flag.replace("_", "-") in LAUNCHER_FLAGS:
+            hint = "; it is the launcher's, and belongs before launch/train.py"
         if "=" in unknown[0]:
             hint = f"; configuration keys have no dashes: {unknown[0].lstrip('-')}"
         raise ConfigError(f"unknown argument {unknown[0]}{hint}")

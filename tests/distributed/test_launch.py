@@ -14,8 +14,9 @@ import pytest
 import torch.distributed as dist
 import yaml
 
+from simpro_fast.cli import parse_arguments
 from simpro_fast.config import Config, parse_config
-from simpro_fast.errors import UserError
+from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.training import agreement
 from simpro_fast.training.agreement import difference
 from simpro_fast.training.ranks import Ranks, start_ranks, stop_ranks
@@ -206,6 +207,13 @@ def test_misspelt_hostfile_is_refused(
     (line,) = _errors(done)
     assert "--hostfile hostfil: no such file" in line
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("flag", ["--hostfile=hosts", "--num_gpus", "--nproc-per-node=2"])
+def test_a_flag_of_the_launcher_given_to_the_script(flag: str) -> None:
+    """Case 18 as well: the launcher would know nothing of it."""
+    with pytest.raises(ConfigError, match="belongs before launch/train.py"):
+        parse_arguments(["--config", "digits_lt/reversed", flag])
 
 
 def _torchrun(*options: str) -> list[str]:
