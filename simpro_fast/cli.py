@@ -70,10 +70,10 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         flag = unknown[0].partition("=")[0]
         close = difflib.get_close_matches(flag, flags, n=1)
         hint = f"; did you mean {close[0]}?" if close else "; see --help"
-        if flag.replace("_", "-") in LAUNCHER_FLAGS:
-            hint = "; it is the launcher's, and belongs before launch/train.py"
         if "=" in unknown[0]:
             hint = f"; configuration keys have no dashes: {unknown[0].lstrip('-')}"
+        if flag.replace("_", "-") in LAUNCHER_FLAGS:
+            hint = "; it is the launcher's, and belongs before launch/train.py"
         raise ConfigError(f"unknown argument {unknown[0]}{hint}")
     if known.config is None:
         raise ConfigError("--config is missing; for example --config digits_lt/reversed")
