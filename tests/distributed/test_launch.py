@@ -253,7 +253,7 @@ def _load_together(rank: int, world_size: int, root: str) -> list[str]:
 
 
 def test_all_ranks_read_one_archive_at_once(tmp_path: Path) -> None:
-    """Case 6: a fresh machine, 4 processes, 20 times; nothing is unpacked, so nothing is in half."""
+    """Case 6: a fresh machine, 4 processes, 20 times; nothing is unpacked half-way."""
     members = cifar10_members()
     write_archive(tmp_path, "cifar-10-python.tar.gz", "cifar-10-batches-py", members)
     found = run_ranks(_load_together, str(tmp_path), world_size=4)
