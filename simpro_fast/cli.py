@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, NoReturn
 
 from simpro_fast.config import Config, dump_config, load_config, load_smoke_config
+from simpro_fast.config.smoke import FOLDER as SMOKE_FOLDER
 from simpro_fast.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -103,6 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if rank == 0:
                 print("".join(f"# --smoke: {c}\n" for c in changes) + dump_config(config), end="")
             return DONE
+        if not options.smoke and config.name.split("/")[0] == SMOKE_FOLDER:
+            raise ConfigError(
+                f"name={config.name}: folders below {SMOKE_FOLDER}/ are emptied by --smoke; "
+                "choose another name, or add --smoke"
+            )
         return _train(config, dry_run=options.dry_run, smoke=options.smoke)
     except UserError as error:
         # Every rank reads the same command line, so one of them speaks for all.

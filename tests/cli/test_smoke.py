@@ -80,6 +80,15 @@ def test_print_config_shows_the_changes_and_can_be_trained_from(
     assert said.count("# --smoke:") == len(changes) == len({c.partition("=")[0] for c in changes})
 
 
+def test_a_real_run_cannot_lie_where_smoke_runs_are_emptied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = f"output_dir={tmp_path}"
+    assert main(["--config", "digits_lt/reversed", place, "name=smoke/precious"]) == 2
+    assert "emptied by --smoke; choose another name" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_every_change_is_documented() -> None:
     section = (
         (CONFIGS / "README.md").read_text().partition("## Smoke runs")[2].partition("\n## ")[0]
