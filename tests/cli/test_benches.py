@@ -93,3 +93,13 @@ def test_the_data_bench_compares_all_sides() -> None:
     assert [line.split()[:2] for line in lines] == [
         [work, side] for work in ("arrays", "jpeg") for side in sides
     ]
+
+
+def test_the_parts_of_the_data_are_measured() -> None:
+    done = run(sys.executable, "bench/data_parts.py", "--smoke")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [
+        "digits",
+        "fashion_mnist",
+        "cifar",
+    ]
