@@ -205,6 +205,20 @@ def test_shards_and_folders_beside_each_other(tmp_path: Path) -> None:
     assert "no unlabeled image found (ignored: " in said and "1 compressed tar" in said
 
 
+def test_shards_of_one_class_or_of_nothing(tmp_path: Path) -> None:
+    one = write_tar(tmp_path / "one.tar", [("1.jpg", b"x"), ("1.cls", b"7")])
+    two = write_tar(
+        tmp_path / "two.tar", [(f"{i}.{e}", b"%d" % i) for i in (1, 2) for e in ("jpg", "cls")]
+    )
+    empty = write_tar(tmp_path / "empty.tar", [("1.json", b"{}")])
+    assert f"{one}: only the class 7; " in refusal(lambda: scan_folders(one, [two]))
+    assert f"{empty}: no class folder and no" in refusal(lambda: scan_folders(empty, [two]))
+    said = refusal(lambda: scan_folders(two, [empty]))
+    assert f"{empty}: no unlabeled image found (ignored: 1 sample of a tar without" in said
+    said = refusal(lambda: scan_folders(two, [one], empty))
+    assert f"{empty}: no image" in said
+
+
 def test_numbers_as_classes_are_in_the_order_of_numbers(tmp_path: Path) -> None:
     members = [(f"{i}.{e}", b"%d" % i) for i in (10, 9, 100) for e in ("jpg", "cls")]
     write_tar(tmp_path / "l.tar", members)
