@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 BUCKET_ELEMENTS = 8_000_000
-"""Elements of one collective. Small models are bound by latency (a Wide ResNet-28-2 has 1.5 M
-weights: one collective), and 32 MB are large enough to use a link's bandwidth: a ResNet-50 has
-four buckets, of which the first three travel during backward."""
+"""A bucket takes weights until it has this many elements. Small messages are bound by latency,
+so a Wide ResNet-28-2 (1.5 M) is one; the ResNet-50s (24 to 26 M) are three, of 30 to 40 MB, of
+which the first two travel during backward."""
 
 
 class GradientAverage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,9 @@ from tests.training.gloo_ranks import run_ranks
 MakeConfig = Callable[..., Config]
 
 
+MEASURED = ("images_per_second", "data_wait_fraction", "peak_memory_mib")
+
+
 def _run(world_size: int, tree: dict[str, Any], steps: int) -> list[dict[str, Any]]:
     """Train and write, so that a run of the same name goes on from there."""
     return on_ranks(world_size, train, tree, steps, build_loader, True)
@@ -40,11 +44,18 @@ def test_two_deepspeed_ranks_take_the_same_steps_as_one(
 ) -> None:
     """Synchronised batch norm and identical views: equal up to rounding (cases 20 and 33)."""
     changes = {"distributed.engine": "deepspeed", "model.activation": "silu", **forward}
-    (one,) = on_ranks(1, train, dump(tiny(changes)), 10)
-    two = on_ranks(2, train, dump(tiny(changes)), 10)
+    tree = {n: dump(tiny({**changes, "name": f"ranks{n}", "evaluate.every": 2})) for n in (1, 2)}
+    (one,), two = _run(1, tree[1], 10), _run(2, tree[2], 10)
     assert_close(mean_losses(two), one["losses"], 1e-5)
     for part in ("model", "ema", "optimizer"):
         assert_close(two[0][part], one[part], 1e-4)
+    rows, of_two = ((parse_config(tree[n]).run_dir / "metrics.jsonl").read_text() for n in (1, 2))
+    for row, other in zip(rows.splitlines(), of_two.splitlines(), strict=True):
+        expected = {k: v for k, v in json.loads(row).items() if k not in MEASURED}
+        found = {k: v for k, v in json.loads(other).items() if k not in MEASURED}
+        for key, value in expected.items():
+            wanted = value if value is None else pytest.approx(value, rel=1e-4)
+            assert found[key] == wanted, key
 
 
 def test_buffers_are_equal_on_both_ranks_whatever_sync_bn(tiny: MakeConfig) -> None:

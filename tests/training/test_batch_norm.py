@@ -6,7 +6,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from simpro_fast.models import WeightEMA
-from simpro_fast.models.batch_norm import SyncBatchNorm, average_buffers, convert_sync_batch_norm
+from simpro_fast.models.batch_norm import (
+    SyncBatchNorm,
+    average_buffers,
+    convert_sync_batch_norm,
+    first_rank_buffers,
+)
 from tests.training.gloo_ranks import run_ranks
 
 ROWS = (5, 3)  # Per rank, unequal on purpose.
@@ -68,10 +73,14 @@ def _rank_results(rank: int, world_size: int) -> dict[str, dict[str, Tensor]]:
     averaged(batch(rank)[0][rows].float())
     own = {name: buffer.clone() for name, buffer in averaged.named_buffers()}
     average_buffers(averaged)
+    found = {name: buffer.clone() for name, buffer in averaged.named_buffers()}
+    averaged.load_state_dict(own, strict=False)
+    first_rank_buffers(averaged)
     return {
         "synchronised": synchronised,
         "own": own,
-        "averaged": dict(averaged.named_buffers()),
+        "averaged": found,
+        "first": dict(averaged.named_buffers()),
     }
 
 
@@ -94,6 +103,9 @@ def test_two_ranks():
     torch.testing.assert_close(half, joined, rtol=1e-2, atol=1e-2)
 
     (own_0, averaged_0), (own_1, averaged_1) = ((r["own"], r["averaged"]) for r in ranks)
+    for result in ranks:
+        for name, buffer in result["first"].items():
+            assert torch.equal(buffer, own_0[name]), name
     for name in averaged_0:
         assert torch.equal(averaged_0[name], averaged_1[name]), name
         assert averaged_0[name].dtype == own_0[name].dtype

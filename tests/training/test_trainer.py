@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from simpro_fast.config import Config
 from simpro_fast.data.loader import Batch, SyntheticLoader, rank_shapes
@@ -358,6 +359,19 @@ def test_bf16_keeps_state_in_float32(tiny: MakeConfig) -> None:
             for name, tensor in state[part].items():
                 assert tensor.dtype in (torch.float32, torch.int64), name
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.05)
+
+
+def test_fp64_is_float64_everywhere_but_in_the_export(tiny: MakeConfig) -> None:
+    config = tiny({"train.precision": "fp64"})
+    train(config)
+    state = final_state(config)
+    momentum = {f"{n}.{k}": v for n, s in state["optimizer"].items() for k, v in s.items()}
+    for name, tensor in {**state["model"], **state["ema"], **momentum}.items():
+        assert tensor.dtype in (torch.float64, torch.int64), name
+    exported = load_file(config.run_dir / "model.safetensors")
+    for name, tensor in exported.items():
+        assert tensor.dtype in (torch.float32, torch.int64), name
+        assert torch.equal(tensor, state["ema"][name].to(tensor.dtype)), name
 
 
 def test_profile_writes_a_trace(tiny: MakeConfig) -> None:
