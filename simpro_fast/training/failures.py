@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import sys
 import time
@@ -70,8 +69,6 @@ class FailureNotes:
     def __init__(self, folder: Path, ranks: Ranks) -> None:
         self._folder = folder
         self._rank = ranks.rank
-        if ranks.is_main:
-            shutil.rmtree(self._folder, ignore_errors=True)
         token = int.from_bytes(os.urandom(6), "big") if ranks.is_main else 0
         shared = torch.tensor([token], dtype=torch.int64, device=ranks.device)
         self._token = int(ranks.sum(shared).item())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import shutil
 import signal
 import threading
 import time
@@ -42,7 +43,11 @@ ENDING_SECONDS = 10.0
 """For the main thread to leave by itself once the run has failed somewhere."""
 INTERRUPTED_SECONDS = 5.0
 """Likewise after Ctrl-C, when somebody is waiting."""
-FOLDERS = ("failures", "heartbeats")
+TICK = 0.5
+"""Seconds between two looks at what costs nothing: signals, launchers, this rank's own progress."""
+SUSPENDED = 5.0
+"""Seconds without a tick after which the whole process must have been suspended."""
+FOLDERS = NOTES, BEATS = ("failures", "heartbeats")
 """What the ranks write for each other, in the run directory."""
 TRAINING = "training"
 
@@ -78,7 +83,10 @@ class Watchdog:
     def start(self) -> None:
         """Handle signals and watch. All ranks call it together, on their main threads."""
         if self._run_dir is not None:
-            self.notes = FailureNotes(self._run_dir / "failures", self.ranks)
+            if self.ranks.is_main:
+                for name in FOLDERS:  # of an earlier start
+                    shutil.rmtree(self._run_dir / name, ignore_errors=True)
+            self.notes = FailureNotes(self._run_dir / NOTES, self.ranks)
         self.requests.install()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
@@ -98,8 +106,9 @@ class Watchdog:
         self.step, self._phase = step, "first step"
         self.requests.defer()
         if self._run_dir is not None and self._thread is not None:
-            folder = self._run_dir / "heartbeats"
-            self.heartbeats = Heartbeats(folder, self.ranks.rank, self.ranks.world_size)
+            ranks = self.ranks
+            self.heartbeats = Heartbeats(self._run_dir / BEATS, ranks.rank, ranks.world_size)
+            self.heartbeats.beat(step, self._phase)
 
     def step_done(self, step: int) -> None:
         """The steps from now on are limited by `distributed.stall_timeout`."""
@@ -126,30 +135,28 @@ class Watchdog:
 
     def _watch(self) -> None:
         marker, ticked = self._progress(), time.monotonic()
-        since = ticked
+        since = next_look = ticked
         while not self._finished.is_set():
-            self._wait()
+            if self.requests.bell is not None:
+                select.select([self.requests.bell], [], [], min(self._interval, TICK))
             now = time.monotonic()
-            if now - ticked > 10 * self._interval + 5:
-                since = now  # this very thread stood still: the process was suspended
+            if now - ticked > SUSPENDED:
+                since = now
             ticked = now
             self._look_for_requests()
-            self._look_for_failed_peer()
+            if now >= next_look:  # at files, which thousands of ranks may share
+                next_look = now + self._interval
+                self._look_for_failed_peer()
+                if self.heartbeats is not None:
+                    self.heartbeats.beat(self.step, self._phase)
             if self._deadline is not None and now >= self._deadline[0]:
                 self._end(self._deadline[1])
-            if self.heartbeats is not None:
-                self.heartbeats.beat(self.step, self._phase)
             current = self._progress()
             if current != marker:
                 marker, since = current, now
             elif self._phase == TRAINING and now - since > self._stall_timeout:
                 self._report_stall(current)
                 since = ticked = time.monotonic()
-
-    def _wait(self) -> None:
-        """Until the next look at everything, or a signal."""
-        if self.requests.bell is not None:
-            select.select([self.requests.bell], [], [], min(self._interval, 0.5))
 
     def _progress(self) -> tuple[str, int, int]:
         return self._phase, self.step, collectives_entered()
