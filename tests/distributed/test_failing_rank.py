@@ -19,6 +19,7 @@ import pytest
 from simpro_fast.config import Config
 from simpro_fast.errors import UserError
 from simpro_fast.training import trainer as trainer_module
+from simpro_fast.training import watchdog
 from simpro_fast.training.checkpoint import newest_whole
 from simpro_fast.training.heartbeat import Beat, stalled_ranks
 from simpro_fast.training.ranks import start_ranks
@@ -60,6 +61,14 @@ def _killed(rank: int) -> None:
         _at_step(7, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
+def _fails_while_the_other_hangs(rank: int) -> None:
+    if rank == 0:
+        watchdog.ENDING_SECONDS = 1.0
+        _at_step(7, lambda: time.sleep(600))
+    else:
+        _bad_image(rank)
+
+
 def _no_data(rank: int) -> None:
     if rank == 1:
         error = UserError("/data is not there; mount it")
@@ -86,11 +95,12 @@ def _assert_saved(config: Config, step: int) -> None:
     ("change", "codes", "last", "saved"),
     [
         (_bad_image, [1, 1], "failed first after step 7: cat.jpg is damaged; remove it", 4),
+        (_fails_while_the_other_hangs, [1, 1], "after step 7: cat.jpg is damaged; remove it", 4),
         (_defect, [1, 1], "failed first after step 7: IndexError: list index out of range", 4),
         (_killed, [1, -9], "has gone after step 7 without a message", 4),
         (_no_data, [1, 1], "failed first after step 0: /data is not there; mount it", 0),
     ],
-    ids=["user_error", "defect", "killed", "set_up"],
+    ids=["user_error", "other_hangs", "defect", "killed", "set_up"],
 )
 def test_a_failing_rank_ends_all_and_is_named(
     tiny: MakeConfig,
@@ -101,7 +111,7 @@ def test_a_failing_rank_ends_all_and_is_named(
     saved: int,
 ) -> None:
     """Case 22. `_killed` is what the kernel does to a process that takes too much memory."""
-    config = tiny()
+    config = tiny({"distributed.stall_timeout": 20})
     ranks = CommandRanks(config, tmp_path, change=change)
     assert ranks.wait(60) == codes, ranks.output()
     peer = ranks.output(0, "err").splitlines()
@@ -109,9 +119,8 @@ def test_a_failing_rank_ends_all_and_is_named(
     assert peer[0].startswith("error [rank 0]: rank 1 on ")
     assert last in peer[0]
     if change is not _killed:
-        assert (
-            ranks.output(1, "err").splitlines()[-1] == "error [rank 1]: " + last.split(": ", 1)[1]
-        )
+        own = "error [rank 1]: " + last.split(": ", 1)[1]
+        assert ranks.output(1, "err").splitlines()[-1] == own
     assert ("Traceback" in ranks.output()) is (change is _defect)
     assert not ranks.left_behind()
     if saved:
