@@ -88,11 +88,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         the exit code: 0 done, 1 failure, 2 usage or configuration, 75 preempted (the same command
         goes on), 130 interrupted by Ctrl-C.
     """
-    from simpro_fast.training.ranks import rank_from_environment, world_size_from_environment
+    from simpro_fast.training.ranks import (
+        local_rank_from_environment,
+        rank_from_environment,
+        world_size_from_environment,
+    )
 
-    rank, many = 0, False
+    rank, local_rank, many = 0, 0, False
     try:
         rank, many = rank_from_environment(), world_size_from_environment() > 1
+        local_rank = local_rank_from_environment()
         options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
         changes: list[str] = []
         if options.smoke:
@@ -111,8 +116,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         return _train(config, dry_run=options.dry_run, smoke=options.smoke)
     except UserError as error:
-        # Every rank reads the same command line, so one of them speaks for all.
-        if not isinstance(error, ConfigError) or rank == 0:
+        # The ranks of a host read the same command line and files, so one of them speaks for all.
+        if not isinstance(error, ConfigError) or local_rank == 0:
             where = f" [rank {rank}]" if many else ""
             print(f"error{where}: {error}", file=sys.stderr, flush=True)
         return error.exit_code

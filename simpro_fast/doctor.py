@@ -32,6 +32,8 @@ from simpro_fast.training.ranks import (
 from simpro_fast.training.rendezvous import host_name
 
 DEFAULT = "digits_lt/reversed"
+DIGITS_RANKS = 64
+"""It has 131 labeled images, and every rank needs one."""
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -81,7 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _trial(config: Config) -> Config:
-    """Three steps on data that every installation has, as this launch would train."""
+    """Three steps on data that every installation has, as this launch would train.
+
+    Digits, or made-up images where there are more ranks than labeled digits.
+    """
     world = world_size_from_environment()
     changes = [
         f"data.batch_size={max(1, 32 // world) * world}",
@@ -94,6 +99,9 @@ def _trial(config: Config) -> Config:
         "distributed.collective_timeout=60",
         "log.progress=off",
     ]
+    if world > DIGITS_RANKS:
+        changes += ["data.name=synthetic", "data.test_per_class=null"]
+        changes += [f"data.labeled_max={world}", f"data.unlabeled_max={2 * world}"]
     if config.train.threads is not None:
         changes.append(f"train.threads={config.train.threads}")
     if config.distributed.listen is not None:

@@ -69,7 +69,7 @@ def _rate(work: Callable[[], object], count: int) -> float:
 
 
 def check_training(config: Config, ranks: Ranks) -> Line:
-    """Three steps of the real trainer on handwritten digits, over all ranks."""
+    """Three steps of the real trainer on small images, over all ranks."""
     trainer = Trainer(config, ranks, write=False)
     try:
         seconds = []
@@ -81,8 +81,8 @@ def check_training(config: Config, ranks: Ranks) -> Line:
     finally:
         trainer.close()
     text = (
-        f"{STEPS} steps on digits, engine {config.distributed.engine}: loss {loss:.3f}, "
-        f"{1e3 * seconds[-1]:.0f} ms a step of {trainer.views_per_step} views"
+        f"{STEPS} steps on {config.data.name}, engine {config.distributed.engine}: "
+        f"loss {loss:.3f}, {1e3 * seconds[-1]:.0f} ms a step of {trainer.views_per_step} views"
     )
     if loss is None or not np.isfinite(loss):
         return Line("problem", text, "please report this table as an issue")

@@ -105,6 +105,11 @@ def rank_from_environment() -> int:
     return _number("RANK", 0)
 
 
+def local_rank_from_environment() -> int:
+    """Rank among those of this host; without a launcher that says it, the rank itself."""
+    return _number("LOCAL_RANK", rank_from_environment())
+
+
 def check_launch(config: Config) -> None:
     """Refuse a launch that cannot work, before any process group exists.
 
@@ -199,7 +204,7 @@ def start_ranks(config: Config) -> Ranks:
         UserError: ranks are missing, the port is taken, or there are too few GPUs.
     """
     world, rank = world_size_from_environment(), rank_from_environment()
-    local_rank = _number("LOCAL_RANK", 0)
+    local_rank = local_rank_from_environment()
     # torchrun and the deepspeed launcher name it differently.
     local_world = _number("LOCAL_WORLD_SIZE", _number("LOCAL_SIZE", world))
     use_cuda = config.device != "cpu" and torch.cuda.is_available()

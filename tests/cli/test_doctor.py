@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from simpro_fast import doctor, doctor_machine, doctor_ranks, doctor_work
+from simpro_fast.config import load_config
+from simpro_fast.data.sources import load_dataset
+from simpro_fast.data.splits import make_split
 from simpro_fast.doctor_line import Line, closing, merge, table
 from tests.conftest import ROOT, clean_environment
 from tests.distributed.test_launch import free_port
@@ -145,3 +148,12 @@ def test_skewed_clocks_and_slow_links_are_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Ranks, "gather", lambda self, now: torch.stack([now, now + 3 * 10**9]))
     line = doctor_ranks.check_clocks(two)
     assert line.verdict == "warning" and "3000 ms" in line.found and "NTP" in line.cure
+
+
+@pytest.mark.parametrize("world", [1, 64, 65, 1000])
+def test_the_trial_has_images_for_every_rank(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    config = doctor._trial(load_config(doctor.DEFAULT))
+    split = make_split(config.data, load_dataset(config.data), config.seed)
+    assert config.data.batch_size % world == 0
+    assert min(len(split.labeled), len(split.unlabeled)) >= world
