@@ -1,6 +1,6 @@
 """Views per second of the data pipeline and of others, side by side.
 
-    python bench/bench_data.py                      # both workloads, under four minutes
+    python bench/bench_data.py                      # both workloads, some minutes
     python bench/bench_data.py --work arrays --side ours,pillow --rounds 9
     python bench/bench_data.py --smoke              # a check in seconds, nothing kept
 
