@@ -27,6 +27,7 @@ REAL_NETS = {
     "data.labeled_views": 1,
     "method.threshold": 0.12,  # passes some of the images of a fresh network
     "optim.lr": 0.001,  # these batches are too small for more
+    "evaluate.every": 100,
 }
 
 
@@ -68,8 +69,11 @@ def test_resnet50_through_deepspeed(tiny: MakeConfig) -> None:
     of 1e-2 on a single rank as well, with torch's own batch norm (5e-5 with SiLU in its place).
     """
     changes = {**REAL_NETS, "model.name": "resnet50", "distributed.engine": "deepspeed"}
-    for precision, steps, tolerance, world_size in (("fp64", 2, 1e-10, 4), ("fp32", 1, 1e-5, 2)):
-        more = {"train.period": 1, "train.precision": precision, "data.batch_size": 16}
+    for precision, batch, steps, tolerance, world_size in (
+        ("fp64", 8, 2, 1e-10, 4),
+        ("fp32", 16, 1, 1e-5, 2),
+    ):
+        more = {"train.period": 1, "train.precision": precision, "data.batch_size": batch}
         tree = dump(tiny({**changes, **more}))
         (one,) = on_ranks(1, curves, tree, steps, HalfBrighter)
         found = on_ranks(world_size, curves, tree, steps, HalfBrighter)
