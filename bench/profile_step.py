@@ -13,7 +13,8 @@ device is waited for after each part, so the parts add up but do not overlap as 
     method      losses, pseudo-labels, counts     guard, ema, meter, other
 
 `operators` are dispatcher calls of the part (backward's are those of autograd's thread as well),
-`reads` those that make the host wait for a value (`.item()` and the like). `--output FILE` adds
+`reads` those that make the host wait for a value (`.item()` and the like). `--top 8` also names
+the operators that take most of the time, by torch's profiler over two steps. `--output FILE` adds
 the rows to a CSV, `--label` names them there.
 """
 
@@ -137,10 +138,22 @@ def profile(trainer: Trainer, steps: int) -> list[dict[str, Any]]:
     return rows
 
 
+def top_operators(trainer: Trainer, number: int) -> str:
+    """Table of the operators with the largest own time."""
+    cuda = trainer.ranks.device.type == "cuda"
+    with torch.profiler.profile() as profiler:
+        for _ in range(2):
+            trainer.train_step()
+    order = "self_cuda_time_total" if cuda else "self_cpu_time_total"
+    table: str = profiler.key_averages().table(sort_by=order, row_limit=number)
+    return table
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Parts of a training step.")
     parser.add_argument("--config", default="fashion_mnist_lt/reversed")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--top", type=int, default=0, help="operators to name")
     parser.add_argument("--label", default="", help="what is measured, for the CSV")
     parser.add_argument("--output", type=Path, help="CSV file to add the rows to")
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
@@ -161,6 +174,8 @@ def main() -> int:
         "commit": git_commit(),
         "machine": machine(),
     }
+    if options.top:
+        print(top_operators(trainer, options.top))
     rows = profile(trainer, options.steps)
     trainer.close()
     stop_ranks()
