@@ -20,6 +20,7 @@ from simpro_fast.config import Config
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.training.agreement import Facts, difference, fingerprint, meet
 from simpro_fast.training.compilation import check_compile
+from simpro_fast.training.memory import reuse_freed_memory
 from simpro_fast.training.rendezvous import Meeting, host_name, interface_towards
 
 
@@ -216,6 +217,8 @@ def start_ranks(config: Config) -> Ranks:
     device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     if use_cuda:
         torch.cuda.set_device(device)
+    else:
+        reuse_freed_memory()
     # Equal thread counts make repeats and resumes bit-equal; torchrun and deepspeed differ here.
     torch.set_num_threads(config.train.threads or max(1, cpu_cores() // local_world))
     ranks = Ranks(rank, local_rank, world, local_world, device)
