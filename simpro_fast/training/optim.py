@@ -84,8 +84,8 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
 class _FirstStepLayouts:
     """Refuses gradients that lie in memory otherwise than their weights.
 
-    The fused CPU step of torch 2.14 pairs their elements by address, so it would be silently
-    wrong. Autograd makes gradients of the weights' layout and later steps reuse them.
+    A fused step pairs their elements by address (silently so on CPU, in torch 2.14). Autograd makes
+    gradients of the weights' layout and later steps reuse them, so one look is enough.
     """
 
     def __init__(self) -> None:

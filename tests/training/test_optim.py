@@ -195,8 +195,8 @@ def test_sgd_step_is_nesterov_with_decay_on_weights_only():
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_fused_step_follows_the_layout_of_the_weights(name):
-    """The fused CPU step pairs elements by address: channels_last weights need such gradients."""
+def test_step_follows_the_layout_of_the_weights(name):
+    """A fused step pairs elements by address: channels_last weights need such gradients."""
     optim = OptimConfig(name=name, lr=0.1)
     weights, found = torch.randn(4, 3, 3, 3, generator=torch.Generator().manual_seed(0)), []
     for layout in (torch.contiguous_format, torch.channels_last):
