@@ -36,10 +36,14 @@ test: lint types
 test-all: lint types
 	$(PYTEST) -m "not gpu"
 
-bench: $(READY)
-	$(BIN)/python bench/bench_pseudo_label_cross_entropy.py
-	$(BIN)/python bench/bench_adjusted_cross_entropy.py
-	$(BIN)/python bench/bench_step.py
+# What a CPU can measure, under a quarter of an hour on two idle cores; results in bench/results.
+bench: bench-data
+	$(BIN)/python bench/bench_step.py --output bench/results/step.csv
+	$(BIN)/python bench/end_to_end.py
+	$(BIN)/python bench/scaling.py
+	$(BIN)/python bench/growth.py
+	$(BIN)/python bench/bench_pseudo_label_cross_entropy.py --seconds 0.3
+	$(BIN)/python bench/bench_adjusted_cross_entropy.py --seconds 0.3
 
 bench-data: $(READY)
 	$(BIN)/python bench/bench_data.py
