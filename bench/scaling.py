@@ -168,7 +168,7 @@ def measure(worlds: tuple[int, ...], steps: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         for world in worlds:
             mp.spawn(measured_rank, (world, folder, steps), nprocs=world)
-            found[world] = torch.load(f"{folder}/world{world}.pt")
+            found[world] = torch.load(f"{folder}/world{world}.pt", weights_only=True)
     rows = []
     for kind in ("weak", "strong"):
         alone = found[1][kind]
