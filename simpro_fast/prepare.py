@@ -21,7 +21,12 @@ from simpro_fast.data.image_scan import scan_folders
 from simpro_fast.data.imagenet_tree import IMAGENET, list_tree
 from simpro_fast.data.manifest import Manifest, Row, read_manifest, write_manifest
 from simpro_fast.data.packed import is_packed, pack, packed_path
-from simpro_fast.data.preparation import CACHE_NAME, Checked, check_images, refuse_empty_classes
+from simpro_fast.data.preparation import (
+    CACHE_NAME,
+    Checked,
+    check_images,
+    nothing_to_learn_from,
+)
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.files import replacing
 from simpro_fast.training.ranks import cpu_cores
@@ -168,12 +173,15 @@ def _prepare_images(options: argparse.Namespace, data: DataConfig | None) -> int
     for line in _table(checked, ignored):
         print(line)
     _write_json(options.output / "report.json", _report(checked, ignored))
-    refuse_empty_classes(checked)
+    nothing = nothing_to_learn_from(checked)
     if problems and mode == "error":
         raise UserError(
             f"{len(problems)} of {len(manifest.rows)} files cannot be used (listed above, all in "
             f"{options.output / 'report.json'}); repair or remove them, or use --on-bad-image skip"
+            + (f". Besides, {nothing}" if nothing else "")
         )
+    if nothing:
+        raise UserError(nothing)
     path = options.output / f"manifest.{options.format}"
     written = Manifest(options.output.resolve(), checked.manifest.rows, manifest.class_names)
     write_manifest(written, path)
@@ -187,7 +195,8 @@ def _prepare_images(options: argparse.Namespace, data: DataConfig | None) -> int
         print(f"configuration {options.init_config}")
     seconds = time.perf_counter() - started
     known = len(manifest.rows) - checked.decoded
-    print(f"{checked.decoded} files decoded, {known} known from before, {seconds:.1f} s")
+    files = "1 file" if checked.decoded == 1 else f"{checked.decoded} files"
+    print(f"{files} decoded, {known} known from before, {seconds:.1f} s")
     return DONE
 
 

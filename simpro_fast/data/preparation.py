@@ -13,7 +13,6 @@ from pathlib import Path
 from simpro_fast.data.image_files import OK, Facts, check_file
 from simpro_fast.data.in_order import in_order
 from simpro_fast.data.manifest import SPLITS, Manifest, Row, csv_bytes
-from simpro_fast.errors import UserError
 from simpro_fast.files import replacing
 
 CACHE_NAME = ".prepare_cache.csv"
@@ -90,21 +89,16 @@ def check_images(
     return Checked(replace(manifest, rows=tuple(rows)), repeats, len(missing))
 
 
-def refuse_empty_classes(checked: Checked) -> None:
-    """Case of a class that has a name but no image to learn from.
-
-    Raises:
-        UserError: names the class.
-    """
+def nothing_to_learn_from(checked: Checked) -> str | None:
+    """The first class that has a name but no usable labeled image, or an empty heap, as a line."""
     counts = checked.counts()["labeled"]
     for name in checked.manifest.class_names:
         if not counts[name]:
-            raise UserError(
-                f"class {name!r} has no usable labeled image; add some or remove its folder"
-            )
+            return f"class {name!r} has no usable labeled image; add some or remove its folder"
     listed = any(row.split == "unlabeled" for row in checked.manifest.rows)
     if listed and not checked.counts()["unlabeled"].total():
-        raise UserError("no unlabeled image can be used; see the list above")
+        return "no unlabeled image can be used; see the list above"
+    return None
 
 
 def _mark_duplicates(rows: Sequence[Row]) -> tuple[list[Row], int]:

@@ -65,7 +65,7 @@ def write_report(
     *,
     summary: dict[str, Any] | None = None,
 ) -> list[Path]:
-    """Draw a finished run into `run_dir/report/`.
+    """Draw a finished run into `run_dir/report/`, two runs into `report/compare/` of the first.
 
     Args:
         run_dir: the run directory, with `summary.json` and `metrics.jsonl`.
@@ -83,7 +83,9 @@ def write_report(
     runs = [load_run(run_dir, summary)] + ([load_run(compare)] if compare is not None else [])
     labels = run_labels(runs[0].summary, runs[1].summary if len(runs) > 1 else None)
     folder = run_dir / "report"
-    folder.mkdir(exist_ok=True)
+    if compare is not None:
+        folder /= "compare"
+    folder.mkdir(parents=True, exist_ok=True)
     written = []
     with context(_STYLE):
         figures = {

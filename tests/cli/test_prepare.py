@@ -200,7 +200,11 @@ def test_class_without_a_usable_image(root: Path, capsys: pytest.CaptureFixture[
     for path in (root / "labeled/owls").iterdir():
         path.write_bytes(b"x")
     assert run(root, "--on-bad-image", "skip") == 1
-    assert "error: class 'owls' has no usable labeled image" in capsys.readouterr().err
+    nothing = "class 'owls' has no usable labeled image"
+    assert f"error: {nothing}" in capsys.readouterr().err
+    assert run(root) == 1
+    said = capsys.readouterr().err
+    assert "--on-bad-image skip" in said and f"Besides, {nothing}" in said
     shutil.rmtree(root / "labeled/owls")
     (root / "labeled/owls").mkdir()
     assert run(root) == 1

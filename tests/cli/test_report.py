@@ -235,12 +235,15 @@ def make_views(count: int = 3, num_strong: int = 2) -> ViewsSheet:
 def test_all_figures_are_written(tmp_path: Path, num_classes: int) -> None:
     run = write_run(tmp_path / "a", make_summary(num_classes))
     other = write_run(tmp_path / "b", make_summary(num_classes, "fixmatch"))
+    own = write_report(run)
+    before = [path.read_bytes() for path in own]
     paths = write_report(run, make_views(), other)
+    assert [path.read_bytes() for path in own] == before, "a run's own figures stay"
     assert [path.name for path in paths] == [
         *("prior.png", "kl.png", "accuracy.png", "pseudo_labels.png", "per_class.png", "views.png")
     ]
     for path in paths:
-        assert path.parent == run / "report"
+        assert path.parent == run / "report/compare"
         content = path.read_bytes()
         assert content.startswith(b"\x89PNG\r\n\x1a\n")
         width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
