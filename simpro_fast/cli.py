@@ -136,7 +136,7 @@ def _log_to_terminal(is_main: bool) -> None:
     for name in ("simpro_fast", "simpro_kernels"):
         ours = logging.getLogger(name)
         ours.setLevel(logging.INFO if is_main else logging.WARNING)
-        ours.addHandler(handler)
+        ours.handlers = [handler]  # not one more for every run in the same process
 
 
 def _train(config: Config, *, dry_run: bool, smoke: bool) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 # Triton decides at its first import whether it interprets kernels; some tests import it early.
 if not torch.cuda.is_available():
@@ -56,6 +57,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, none is visible"))
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_is_left() -> Iterator[None]:
+    """Trainers that run inside a test leave their process group open; the next test has its own."""
+    yield
+    if dist.is_initialized():
+        from simpro_fast.training.ranks import stop_ranks
+
+        stop_ranks()
 
 
 @pytest.fixture

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -283,6 +285,12 @@ def _connect(config: Config, ranks: Ranks, store: dist.Store) -> None:
 
 
 def stop_ranks() -> None:
-    """Leave the process group, if there is one."""
-    if dist.is_initialized():
+    """Leave the process group, if there is one; another may follow in the same process."""
+    if not dist.is_initialized():
+        return
+    communication: Any = sys.modules.get("deepspeed.comm.comm")
+    if communication is not None and communication.cdb is not None:
+        communication.destroy_process_group()  # it keeps groups of its own, which go stale
+        communication.cdb = None
+    else:
         dist.destroy_process_group()

@@ -131,3 +131,13 @@ def test_own_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["--smoke", "--config", "own.yaml", *options]) == 0
     model = json.loads((tmp_path / "runs/smoke/own/seed1/model.json").read_text())
     assert model["image_size"] == 64
+
+
+def test_runs_of_one_process_do_not_meet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DeepSpeed keeps groups of its own, and loggers their handlers, past the end of a run."""
+    for seed in (1, 2):
+        arguments = ["digits_lt/reversed", f"output_dir={tmp_path}", f"seed={seed}"]
+        assert main(["--smoke", "--config", *arguments]) == 0
+        assert capsys.readouterr().out.count("summary.json") == 1
