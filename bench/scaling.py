@@ -9,9 +9,9 @@ so that 1 and 2 ranks have a core each on two cores and 4 share them. Collective
 are counted while it runs, and the same cost model that predicts clusters predicts the step from
 them and from the all-reduce times measured in the same run.
 
-Predicted: seconds(N) = step of one GPU + every collective that nothing hides, from the bytes of
-the network and the all-reduce times of bench/links.py. Steps of one GPU are the model of
-docs/performance.md, not measurements, until given by --step-ms.
+Predicted: seconds(N) = step of one GPU + every collective that nothing hides, from the bytes and
+gradient buckets of the network and the all-reduce times of bench/links.py. Steps of one GPU are
+goals and models (see STEP_MS), not measurements, until given by --step-ms.
 Results: bench/results/scaling.csv, scaling_model.csv and scaling.png.
 """
 
@@ -38,6 +38,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from simpro_fast.config import load_config
 from simpro_fast.config.schema import ModelConfig
 from simpro_fast.models import build_model
+from simpro_fast.training.gradients import BUCKET_ELEMENTS
 from simpro_fast.training.ranks import Ranks
 from simpro_fast.training.trainer import Trainer
 
@@ -45,17 +46,22 @@ WORLDS = (1, 2, 4)
 PER_RANK, STRONG_TOTAL = 8, 16
 GPUS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
 # ms of one H100's step: WRN-28-2, B 64, mu 8 (the project's goal) and ResNet-50 at 224 px, B 32,
-# mu 2 (22 % of the peak, as MLPerf runs reach). Both are models: see docs/performance.md.
+# mu 2 (22 % of the peak, as MLPerf runs reach): no run of ours.
 STEP_MS = {"wrn_28_2": 11.0, "resnet50": 35.8}
 SIDES = {"wrn_28_2": 32, "resnet50": 224}
 BACKWARD_SHARE = 2 / 3
 # Published efficiencies (GPUs, fraction of perfect), with the systems in the legend.
 PUBLISHED = {
     "Goyal et al. 2017, ResNet-50, P100": [(256, 0.90)],
-    "Horovod, ResNet-101, Pascal": [(512, 0.90)],
+    "Horovod, Pascal": [(512, 0.90)],
     "MXNet ResNet-50, A100": [(8, 0.978)],
     "EfficientNet-B4, A100": [(64, 0.89)],
-    "MLPerf ResNet-50, H100 (strong)": [(64, 0.66), (768, 0.63), (2528, 0.38), (3584, 0.41)],
+    "MLPerf ResNet-50, H100, of 8 GPUs (strong)": [
+        (64, 0.66),
+        (768, 0.63),
+        (2528, 0.38),
+        (3584, 0.41),
+    ],
 }
 
 
@@ -78,15 +84,14 @@ def traffic(name: str, num_classes: int = 1000) -> Traffic:
     )
 
 
-def predicted(
-    step: float, sent: Traffic, gpus: int, *, sync_bn: bool, overlap: bool
-) -> dict[str, float]:
+def predicted(step: float, sent: Traffic, gpus: int, *, sync_bn: bool) -> dict[str, float]:
     """Seconds of each part of a step on `gpus` GPUs that keep their batch (weak scaling)."""
-    gradients = all_reduce_seconds(sent.gradient_bytes, gpus)
-    if overlap:
-        # Hidden behind the backward pass, except for the last bucket of four.
-        last = all_reduce_seconds(sent.gradient_bytes / 4, gpus)
-        gradients = max(last, gradients - BACKWARD_SHARE * step)
+    # Buckets travel behind the backward pass, except for the last one, which ends it.
+    buckets = -(-sent.gradient_bytes // (4 * BUCKET_ELEMENTS))
+    gradients = max(
+        all_reduce_seconds(sent.gradient_bytes / buckets, gpus),
+        all_reduce_seconds(sent.gradient_bytes, gpus) - BACKWARD_SHARE * step,
+    )
     # Each layer's statistics wait for all ranks once forward and once backward.
     small = all_reduce_seconds(0, gpus)
     norms = 2 * sent.norm_layers * small if sync_bn else all_reduce_seconds(sent.buffer_bytes, gpus)
@@ -200,13 +205,9 @@ def model_rows(step_ms: dict[str, float]) -> list[dict[str, Any]]:
     rows = []
     for name, step in step_ms.items():
         sent = traffic(name)
-        for norm, sync_bn, overlap in (
-            ("sync_bn", True, False),
-            ("average_buffers", False, False),
-            ("average_buffers, overlapped", False, True),
-        ):
+        for norm in ("sync_bn", "average_buffers"):
             for gpus in GPUS:
-                parts = predicted(step / 1e3, sent, gpus, sync_bn=sync_bn, overlap=overlap)
+                parts = predicted(step / 1e3, sent, gpus, sync_bn=norm == "sync_bn")
                 total = sum(parts.values())
                 rows.append(
                     {
@@ -239,7 +240,7 @@ def draw(path: Path, measured: list[dict[str, Any]], model: list[dict[str, Any]]
     left.set_xlabel("gloo ranks on 2 cores (4 share them)")
     left.set_ylabel("efficiency")
     left.set_title("measured here")
-    styles = {"sync_bn": "-", "average_buffers": "--", "average_buffers, overlapped": ":"}
+    styles = {"sync_bn": "-", "average_buffers": "--"}
     for name, colour in (("wrn_28_2", "tab:green"), ("resnet50", "tab:purple")):
         for norm, style in styles.items():
             rows = [r for r in model if r["model"] == name and r["batch_norm"] == norm]
@@ -292,7 +293,7 @@ def main() -> int:
             parts = {k: row[f"{k}_ms"] for k in ("gradients", "batch_norm", "flag")}
             first = max(parts, key=lambda part: parts[part])
             print(
-                f"{row['model']:9} {row['batch_norm']:28}{row['gpus']:5} GPUs  efficiency "
+                f"{row['model']:9} {row['batch_norm']:16}{row['gpus']:5} GPUs  efficiency "
                 f"{row['efficiency']:.2f}; first limit: {first}, {parts[first]:.2f} ms"
             )
     if not options.smoke:
