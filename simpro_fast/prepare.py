@@ -6,6 +6,7 @@ import argparse
 import fcntl
 import io
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -89,10 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options = build_parser().parse_args(arguments)
         data = _data(options)
-        with _alone(options.output):
-            if data is None or data.name == "images" or data.name in IMAGENET:
-                return _prepare_images(options, data)
-            return _prepare_benchmark(options)
+        if data is None or data.name == "images" or data.name in IMAGENET:
+            return _prepare_images(options, data)
+        return _prepare_benchmark(options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -158,7 +158,45 @@ def _prepare_images(options: argparse.Namespace, data: DataConfig | None) -> int
     published = data is not None and data.name in IMAGENET
     if published and (options.pack or options.init_config):
         raise ConfigError(_OWN_ONLY)
-    manifest, ignored = _list(options, data)
+    if options.init_config:
+        _check_unedited(options)
+    manifest, ignored = _list(options, data)  # before the folder for the results is made
+    with _alone(options.output):
+        return _write_images(options, data, manifest, ignored, started)
+
+
+def _check_unedited(options: argparse.Namespace) -> None:
+    """Refuse to replace a file that is not, byte by byte, what an earlier run here has written."""
+    target = options.init_config
+    if not os.path.lexists(target):
+        return
+    path = _manifest_path(options)
+    packed = packed_path(options.output, options.pack) if options.pack else None
+    try:
+        if target.read_bytes() == suggest_config(
+            read_manifest(path).usable(), path, packed, options.pack
+        ):
+            return
+    except (OSError, UserError, ValueError):
+        pass  # no earlier run, or of other images: then it is somebody's own
+    raise ConfigError(
+        f"{target}: exists already, and is not as prepare wrote it; give --init-config another "
+        "name, or remove it"
+    )
+
+
+def _manifest_path(options: argparse.Namespace) -> Path:
+    return Path(options.output / f"manifest.{options.format}")
+
+
+def _write_images(
+    options: argparse.Namespace,
+    data: DataConfig | None,
+    manifest: Manifest,
+    ignored: Ignored,
+    started: float,
+) -> int:
+    published = data is not None and data.name in IMAGENET
     progress = _Progress("decoded")
     checked = check_images(
         manifest,
@@ -182,17 +220,21 @@ def _prepare_images(options: argparse.Namespace, data: DataConfig | None) -> int
         )
     if nothing:
         raise UserError(nothing)
-    path = options.output / f"manifest.{options.format}"
+    path = _manifest_path(options)
     written = Manifest(options.output.resolve(), checked.manifest.rows, manifest.class_names)
     write_manifest(written, path)
     skipped = f", {len(problems)} skipped" if problems else ""
-    print(f"manifest {path}{skipped}, fingerprint {written.fingerprint()[:12]}")
+    print(f"manifest {path}{skipped}")
+    if not published:  # there the numbers of the classes count, too
+        print(
+            f"fingerprint {written.usable().fingerprint()[:12]} of the list "
+            "(training shows it as `data`; a run goes on only with the same)"
+        )
     packed = _pack(options, written) if options.pack else None
     if options.init_config:
-        text = suggest_config(written.usable(), path, packed, options.pack)
         with replacing(options.init_config) as file:
-            file.write(text.encode())
-        print(f"configuration {options.init_config}")
+            file.write(suggest_config(written.usable(), path, packed, options.pack))
+        print(f"configuration {options.init_config}, made for a GPU; it says how to try a CPU")
     seconds = time.perf_counter() - started
     known = len(manifest.rows) - checked.decoded
     files = "1 file" if checked.decoded == 1 else f"{checked.decoded} files"
@@ -285,7 +327,8 @@ def _prepare_benchmark(options: argparse.Namespace) -> int:
     config: Config = load_config(options.config, options.overrides)
     dataset = load_dataset(config.data)
     split = make_split(config.data, dataset, config.seed)
-    save_split(split, options.output, dataset)
+    with _alone(options.output):
+        save_split(split, options.output, dataset)
     print(f"{dataset.name}: {len(dataset.class_names)} classes, sha256 {dataset.fingerprint()}")
     print(split.summary())
     print(f"labeled per class {list(split.labeled_counts)}")

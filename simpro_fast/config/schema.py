@@ -161,7 +161,8 @@ class DataConfig(Section):
     holdout_per_class: int = Field(0, ge=0)
     """Without `val`: labeled images of each class that are kept for testing, 0 for none."""
     on_bad_image: Literal["error", "skip"] = "error"
-    """A damaged file met in training stops the run, or is replaced by another image."""
+    """A file that cannot be used stops the run; skip: it is left out, or, where that shows only in
+    training, another image takes its place."""
     weak_scale: Range = (0.5, 1.0)
     """Area of the weak view's crop as a share of the image, uniform between the two."""
     strong_scale: Range = (0.2, 1.0)

@@ -13,10 +13,11 @@ from simpro_fast.data.manifest import Manifest
 _SIZES = (32, 64)  # what a wide residual network of stride-1 stem trains on in reasonable time
 _PASSES = 100
 _SHORT = 5_000
+_CPU_BATCH, _CPU_STEPS = 16, 1_000
 
 
-def suggest_config(manifest: Manifest, path: Path, packed: Path | None, size: int | None) -> str:
-    """YAML text for `launch/train.py`.
+def suggest_config(manifest: Manifest, path: Path, packed: Path | None, size: int | None) -> bytes:
+    """YAML for `launch/train.py`, in UTF-8.
 
     Args:
         manifest: usable rows. path: its file.
@@ -33,10 +34,13 @@ def suggest_config(manifest: Manifest, path: Path, packed: Path | None, size: in
     mu = max(1, min(8, round(unlabeled / len(labeled))))
     steps = max(1_000, min(43_000, round(_PASSES * unlabeled / (mu * batch), -2)))
     short = steps < _SHORT
+    small = f"model.name=small_cnn data.batch_size={min(batch, _CPU_BATCH)}"
     lines = [
         f"# {len(labeled)} labeled images of {len(counts)} classes ({_spread(counts)} each), "
         f"{unlabeled} unlabeled ones;",
         f"# median of the shorter sides {shorter:g} px. A starting point, made by prepare.",
+        f"# Made for a GPU: on a CPU its {steps} steps can take hours. To try it there, append to",
+        f"# the command: {small} train.steps={min(steps, _CPU_STEPS)}",
         f"name: images/{_safe(path.resolve().parent.name)}",
         "method:",
         f"  tau: {1.0 if short else 2.0}",
@@ -68,7 +72,7 @@ def suggest_config(manifest: Manifest, path: Path, packed: Path | None, size: in
         f"  ema_decay: {0.99 if short else 0.999}",
         f"  ema_warmup: {'true' if short else 'false'}",
     ]
-    return "\n".join(lines) + "\n"
+    return ("\n".join(lines) + "\n").encode()
 
 
 def _spread(counts: Sequence[int]) -> str:

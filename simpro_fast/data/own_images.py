@@ -106,7 +106,8 @@ def load_own_images(data: DataConfig) -> OwnImages:
     Raises:
         ConfigError: no image size, or a class without a labeled image.
         UserError: what `scan_folders` and `read_manifest` raise; a file that is gone, has changed
-            since `prepare`, or cannot be read (the latter is left out with on_bad_image=skip).
+            since `prepare`; one that `prepare` has not seen and that cannot be used (left out
+            with on_bad_image=skip).
     """
     manifest = _listed(data)
     if data.packed is not None:
@@ -208,7 +209,12 @@ def _listed(data: DataConfig) -> Manifest:
 
 
 def with_sizes(manifest: Manifest, on_bad_image: str) -> Manifest:
-    """Compare files with the list, and read the sizes that it lacks from their headers."""
+    """Compare files with the list, and read the sizes that it lacks from their headers.
+
+    Raises:
+        UserError: a listed file is gone or has changed, or, unless on_bad_image=skip leaves it out,
+            one without a size in the list cannot be read or is no image of a kind that is read.
+    """
 
     def look(row: Row) -> Facts:
         image = row.image
@@ -230,14 +236,18 @@ def with_sizes(manifest: Manifest, on_bad_image: str) -> Manifest:
         now = replace(row, width=facts.width, height=facts.height, bytes=facts.bytes)
         if facts.status == OK:
             rows.append(now)
-        elif facts.status.startswith(("damaged", "unsupported")) and on_bad_image == "skip":
+        elif on_bad_image == "skip" and not row.width:
             refused.append(f"{row.image}: {facts.status}")
         else:
+            skip = "" if row.width else "set data.on_bad_image=skip, "
             raise UserError(
-                f"{row.image}: {facts.status}; restore it, or run launch/prepare.py on the set"
+                f"{row.image}: {facts.status}; restore it, {skip}or run launch/prepare.py "
+                "on the set"
             )
     for line in refused:
         logger.warning("left out: %s", line)
+    if refused:
+        logger.warning("left out: %d of %d images in all", len(refused), len(manifest.rows))
     return replace(manifest, rows=tuple(rows))
 
 

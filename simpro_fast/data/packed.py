@@ -8,6 +8,7 @@ images. Pictures are the largest centred square, scaled by the rule of boxes.py.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ def is_packed(manifest: Manifest, folder: Path, size: int) -> bool:
 def pack(
     manifest: Manifest, folder: Path, size: int, *, threads: int, progress: Callable[[int], None]
 ) -> Path:
-    """Write the array and its index, each whole or not at all; returns the array's path.
+    """Write the array and its index; what was there stays until both are whole. Returns the path.
 
     Raises:
         UserError: an image that cannot be read any more, or a full disk.
@@ -62,16 +63,18 @@ def pack(
     path = packed_path(folder, size)
     rows = manifest.usable().rows
     index = path.with_suffix(".json")
-    index.unlink(missing_ok=True)  # never an old index beside a new array
-    with replacing(path) as file:
+    with replacing(index) as index_file, replacing(path) as file:
+        index_file.write((json.dumps(_index(manifest, size), indent=1) + "\n").encode())
         header = {"descr": "|u1", "fortran_order": False, "shape": (len(rows), size, size, 3)}
         np.lib.format.write_array_header_1_0(file, header)
         pictures = in_order(lambda row: square(row.image, size), rows, threads)
         for done, picture in enumerate(pictures, start=1):
             file.write(picture.tobytes())
             progress(done)
-    with replacing(index) as file:
-        file.write((json.dumps(_index(manifest, size), indent=1) + "\n").encode())
+        for whole in (index_file, file):  # a full disk is noticed here
+            whole.flush()
+            os.fsync(whole.fileno())
+        index.unlink(missing_ok=True)  # between the two renames, never old beside new
     return path
 
 

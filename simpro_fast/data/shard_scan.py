@@ -23,6 +23,8 @@ _LABELS = ("cls", "txt")
 _LONGEST_LABEL = 200
 _COMPRESSED_NAME = re.compile(r"\.(?:tar\.(gz|bz2|xz|zst)|t(gz|bz2|xz))$", re.IGNORECASE)
 _REMOTE = re.compile(r"^(?:[a-z][a-z0-9+.-]*:/|pipe:)", re.IGNORECASE)
+_MERGED = re.compile(r"(?<=:)/+")
+"""Where `Path` made one slash of an address's two."""
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
@@ -50,8 +52,8 @@ def expand(root: Path) -> list[str]:
     text = str(root)
     if _REMOTE.match(text):
         raise UserError(
-            f"{text}: shards are read by offset from a file system; copy them beside the machine "
-            "or mount their store, and give that path"
+            f"{_MERGED.sub('//', text)}: addresses are not read, only files; copy it to this "
+            "machine or mount its store, and give the path there"
         )
     found: list[str] = []
     for path in [text] if os.path.lexists(text) else _braces(text):

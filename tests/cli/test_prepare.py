@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from simpro_fast.config import load_config
 from simpro_fast.data import preparation
 from simpro_fast.data.image_files import Facts, check_file
 from simpro_fast.data.manifest import read_manifest
-from simpro_fast.data.packed import pack
+from simpro_fast.data.packed import is_packed, pack
 from simpro_fast.data.sources import load_dataset
 from simpro_fast.errors import UserError
 from tests.conftest import ROOT
@@ -195,6 +196,41 @@ def test_suggested_configuration_loads(root: Path) -> None:
     assert prepare.main(["--config", f"{root}/two.yaml", "--output", f"{root}/two"]) == 0
 
 
+def test_edited_configuration_is_not_replaced(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused before anything is done; the command may be repeated while nothing was edited."""
+    own = root / "own.yaml"
+    own.write_text("mine")
+    assert run(root, f"--init-config={own}") == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"error: {own}: exists already") and "another name" in said.err
+    assert len(said.err.splitlines()) == 1 and not said.out and not (root / "out").exists()
+    own.unlink()
+    assert run(root, f"--init-config={own}") == 0
+    first = own.read_text()
+    assert run(root, f"--init-config={own}") == 0 and own.read_text() == first
+    save(root / "unlabeled/new.jpg", picture(777))
+    assert run(root, f"--init-config={own}") == 0 and "25 unlabeled" in own.read_text()
+    edited = own.read_text().replace("lr: 0.03", "lr: 0.05")
+    own.write_text(edited)
+    assert run(root, f"--init-config={own}") == 2 and own.read_text() == edited
+
+
+def test_configuration_says_what_a_cpu_needs(root: Path) -> None:
+    assert run(root, f"--init-config={root}/own.yaml") == 0
+    (line,) = re.findall(r"# the command: (.*)", (root / "own.yaml").read_text())
+    config = load_config(root / "own.yaml", line.split())
+    assert config.model.name == "small_cnn" and config.data.batch_size == 8
+
+
+def test_fingerprint_is_that_of_training(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(root)
+    assert run(root, "--on-bad-image=skip", f"--init-config={root}/own.yaml") == 0
+    (shown,) = re.findall(r"fingerprint (\w+) .*a run goes on only", capsys.readouterr().out)
+    assert load_dataset(load_config(root / "own.yaml").data).fingerprint().startswith(shown)
+
+
 def test_class_without_a_usable_image(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Case 32."""
     for path in (root / "labeled/owls").iterdir():
@@ -296,6 +332,12 @@ def test_missing_folder_is_one_line(root: Path, capsys: pytest.CaptureFixture[st
         f"error: {root}/unlabeled: cannot be read (No such file or directory); "
         "check the path and its permissions\n"
     )
+    assert not (root / "out").exists(), "nothing was written, so nothing is left"
+    assert (
+        prepare.main(["--config=cifar10_lt/uniform", f"data.root={root}", f"--output={root}/out"])
+        == 1
+    )
+    assert not (root / "out").exists()
 
 
 def test_known_data_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -370,6 +412,20 @@ def test_file_that_vanishes_before_it_is_packed(root: Path) -> None:
     with pytest.raises(UserError, match=rf"^{root}/unlabeled/003\.jpg: unreadable: No such file"):
         pack(manifest, root / "out", 16, threads=1, progress=lambda done: None)
     assert not list((root / "out").glob("*packed*"))
+
+
+def test_failed_packing_leaves_the_earlier_array_whole(root: Path) -> None:
+    assert run(root, "--pack=16") == 0
+    earlier = read_manifest(root / "out/manifest.csv")
+    before = {path.name: path.read_bytes() for path in (root / "out").glob("packed*")}
+    save(root / "unlabeled/003.jpg", picture(777))
+    assert run(root) == 0
+    (root / "unlabeled/004.jpg").unlink()
+    now = read_manifest(root / "out/manifest.csv")
+    with pytest.raises(UserError, match=r"004\.jpg"):
+        pack(now, root / "out", 16, threads=1, progress=lambda done: None)
+    assert {path.name: path.read_bytes() for path in (root / "out").glob("*packed*")} == before
+    assert is_packed(earlier, root / "out", 16)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="another user is needed to be refused")

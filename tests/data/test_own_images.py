@@ -175,13 +175,22 @@ def test_files_that_changed_since_prepare_are_named(root: Path, change: str) -> 
         assert ("No such file" if change == "gone" else "changed") in str(caught.value)
 
 
-def test_headers_are_looked_at_where_nothing_was_prepared(root: Path) -> None:
+def test_headers_are_looked_at_where_nothing_was_prepared(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     save(root / "unlabeled/x.gif", picture(1))
     (root / "labeled/cats/note.jpg").write_text("no picture")
     with pytest.raises(UserError, match=r"note\.jpg: damaged"):
         load(root)
+    (root / "unlabeled/dangling.jpg").symlink_to(root / "nowhere.jpg")
     dataset, split = load(root, on_bad_image="skip")
     assert split.labeled_counts == (5, 4, 3) and len(split.unlabeled) == 24
+    assert "dangling.jpg: unreadable" in caplog.text
+    assert "left out: 3 of 45 images" in caplog.text
+    (root / "labeled/cats/note.jpg").unlink()
+    (root / "unlabeled/x.gif").unlink()
+    with pytest.raises(UserError, match=r"dangling\.jpg: unreadable.* data\.on_bad_image=skip,"):
+        load(root)
     assert not any("x.gif" in row.path for row in dataset.manifest.rows)
 
 
@@ -229,5 +238,7 @@ def test_file_images_behave_like_an_array(root: Path) -> None:
     assert isinstance(subset, FileImages) and len(subset) == 6
     assert np.array_equal(subset[2:4], images[split.test[2:4]])
     cut(Path(images.rows[0].path), Path(images.rows[0].path))
-    with pytest.raises(UserError, match=f"{images.rows[0].path}: damaged: .*; restore it, or run"):
+    with pytest.raises(
+        UserError, match=f"{images.rows[0].path}: damaged: .*; restore it, .*or run"
+    ):
         load_own_images(config(root)).images[[0]]

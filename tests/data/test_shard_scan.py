@@ -127,7 +127,8 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.tgz").touch()
     assert "needs a plain .tar: decompress it" in refusal(lambda: expand(tmp_path / "x.tgz"))
     for url in ("https://host/x.tar", "s3://bucket/{0..9}.tar", "gs://b/x", "pipe:cat x.tar"):
-        assert "copy them beside the machine or mount" in refusal(lambda url=url: expand(Path(url)))  # type: ignore[misc]
+        said = refusal(lambda url=url: expand(Path(url)))  # type: ignore[misc]
+        assert said.startswith(f"{url}: ") and "copy it to this machine or mount" in said
 
 
 def shards(root: Path, target: Path) -> tuple[Manifest, Ignored]:
