@@ -307,7 +307,7 @@ def save_bars(
 ) -> None:
     """One group of horizontal bars per label, with the values written at their ends."""
     if importlib.util.find_spec("matplotlib") is None:
-        print(f"{path.name} not drawn: pip install 'simpro_fast[report]'")
+        print(f"{path.name} not drawn: pip install -e '.[report]'")
         return
     from matplotlib.figure import Figure
 
@@ -332,7 +332,7 @@ def save_bars(
 def save_figure(path: Path, rows: Sequence[Row]) -> None:
     """p50 with p20 to p80 of every provider, one panel per mode and dtype; needs [report]."""
     if importlib.util.find_spec("matplotlib") is None:
-        print(f"{path.name} not drawn: pip install 'simpro_fast[report]'")
+        print(f"{path.name} not drawn: pip install -e '.[report]'")
         return
     from matplotlib.figure import Figure
 

@@ -25,6 +25,8 @@ LAUNCHER_FLAGS = {
     *("--hostfile", "--num-gpus", "--num-nodes", "--include", "--exclude", "--no-ssh"),
     *("--node-rank", "--nnodes", "--nproc-per-node", "--master-addr", "--master-port"),
 }
+# What other programs call it; here it is a key, and needs nothing said.
+RESUME_FLAGS = {"--resume", "--continue", "--restart", "--resume-from", "--resume_from"}
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -69,12 +71,18 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     unknown = [item for item in rest if item.startswith("-")]
     if unknown:
         flag = unknown[0].partition("=")[0]
-        close = difflib.get_close_matches(flag, flags, n=1)
-        hint = f"; did you mean {close[0]}?" if close else "; see --help"
+        # Without the dashes, which all flags share.
+        close = difflib.get_close_matches(flag.lstrip("-"), [f.lstrip("-") for f in flags], n=1)
+        hint = f"; did you mean --{close[0]}?" if close else "; see --help"
         if "=" in unknown[0]:
             hint = f"; configuration keys have no dashes: {unknown[0].lstrip('-')}"
         if flag.replace("_", "-") in LAUNCHER_FLAGS:
             hint = "; it is the launcher's, and belongs before launch/train.py"
+        if flag in RESUME_FLAGS:
+            hint = (
+                "; the same command goes on by itself from the newest checkpoint, "
+                "see checkpoint.resume=auto|none|PATH"
+            )
         raise ConfigError(f"unknown argument {unknown[0]}{hint}")
     if known.config is None:
         raise ConfigError("--config is missing; for example --config digits_lt/reversed")

@@ -11,3 +11,8 @@ class ConfigError(UserError):
     """The command line or the configuration is wrong. Exit code 2."""
 
     exit_code = 2
+
+
+def pip_line(extra: str) -> str:
+    """How to get the packages of an extra of setup.py, in a clone and elsewhere."""
+    return f"`pip install -e '.[{extra}]'` in a clone, else `pip install 'simpro_fast[{extra}]'`"

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from yaml.reader import ReaderError
 
 from simpro_fast.config.schema import Config
 from simpro_fast.errors import ConfigError
@@ -129,12 +130,31 @@ def find_config(source: str | Path) -> Path:
     candidate = shipped / f"{name}.yaml"
     if candidate.is_file():
         return candidate
-    names = sorted(
-        str(p.relative_to(shipped).with_suffix(""))
-        for p in shipped.glob("*/*.yaml")
-        if not p.parent.name.startswith("_")
-    )
-    raise ConfigError(f"no configuration file {source}{_nearest(name, names)}")
+    for folder in (path, shipped / name):
+        if stems := _stems(folder):
+            raise ConfigError(f"{source} is a folder; take one of its files: {_listed(stems)}")
+    for folder, stem in ((candidate.parent, candidate.stem), (path.parent, path.stem)):
+        if stems := _stems(folder):
+            start = str(source).removesuffix(path.name)
+            close = difflib.get_close_matches(stem, stems, n=1)
+            hint = f"did you mean '{start}{close[0]}'?" if close else f"there is {_listed(stems)}"
+            raise ConfigError(f"no configuration file {source}; {hint}")
+    folders = sorted(p.name for p in shipped.iterdir() if _stems(p))
+    names = [f"{folder}/{stem}" for folder in folders for stem in _stems(shipped / folder)]
+    hint = _nearest(name, names) or f"; the shipped ones are in {_listed(folders)}"
+    raise ConfigError(f"no configuration file {source}{hint}")
+
+
+def _stems(folder: Path) -> list[str]:
+    """Names of a folder's configurations; in one like `_base` there are only parts of them."""
+    if folder.name.startswith("_") or not folder.is_dir():
+        return []
+    return sorted(p.stem for p in folder.glob("*.yaml"))
+
+
+def _listed(names: list[str], most: int = 20) -> str:
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
 
 
 def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
@@ -148,7 +168,7 @@ def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path}{_yaml_problem(error)}") from None
     tree = _without_empty_sections({} if tree is None else tree)
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold `key: value` sections, got a {type(tree).__name__}")
@@ -161,6 +181,18 @@ def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     if not base_path.is_file():
         raise ConfigError(f"{path}: base file {base_path} does not exist")
     return _merge(_read_with_bases(base_path, (*children, path)), tree)
+
+
+def _yaml_problem(error: Exception) -> str:
+    """Place and reason on one line; PyYAML's own text quotes the source over several."""
+    where, reason = "", str(error)
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}," if mark is not None else ""
+        reason = ": ".join(part for part in (error.context, error.problem) if part)
+    elif isinstance(error, ReaderError):
+        reason = f"{error.reason} (character {error.position + 1})"
+    return f"{where} is not valid YAML: {' '.join(reason.split())}"
 
 
 def _without_empty_sections(tree: Any) -> Any:
@@ -285,6 +317,14 @@ def _all_keys(model: type[BaseModel]) -> dict[str, Any]:
     return tree
 
 
+# Other words for a value, some of which look like a wrong one ("gpu" like "cpu").
+_SYNONYMS = {"gpu": "cuda", "float32": "fp32", "float64": "fp64", "double": "fp64"}
+_SYNONYMS |= dict.fromkeys(("fp16", "float16", "half", "bfloat16"), "bf16")
+
+
 def _nearest(value: str, choices: list[str]) -> str:
-    close = difflib.get_close_matches(value, choices, n=1, cutoff=0.4)
+    known = _SYNONYMS.get(value.lower())
+    if known in choices:
+        return f"; did you mean '{known}'?"
+    close = difflib.get_close_matches(value, choices, n=1)
     return f"; did you mean '{close[0]}'?" if close else ""

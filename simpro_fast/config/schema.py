@@ -199,6 +199,17 @@ class DataConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _check_root(self) -> DataConfig:
+        without = {
+            "digits": "digits come with scikit-learn",
+            "synthetic": "synthetic images are made up",
+            "images": "own images are named by manifest, labeled and unlabeled",
+        }
+        if self.root is not None and self.name in without:
+            raise ValueError(f"root={self.root} is not used: {without[self.name]}; leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _check_classes(self) -> DataConfig:
         if self.classes is not None and self.name != "synthetic":
             raise ValueError(

@@ -46,6 +46,12 @@ class ImageNetTree(OwnImages):
 def list_tree(data: DataConfig) -> tuple[Manifest, Ignored]:
     """The files of `data.root/train` and `data.root/val`; labels are WordNet ids."""
     root = data.root or Path("data/imagenet")
+    for part in ("train", "val"):
+        if not (root / part).is_dir():
+            raise UserError(
+                f"{data.name}: no folder {root / part}; set data.root to the folder that holds "
+                "train/<wnid>/ and val/<wnid>/"
+            )
     ignored = Ignored()
     rows, classes = scan_labeled(root / "train", root / "val", ignored)
     return make_manifest(common_folder(root), rows, classes), ignored

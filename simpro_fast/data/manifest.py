@@ -23,7 +23,7 @@ from typing import Any
 
 from simpro_fast.data.image_files import OK, ImageSource
 from simpro_fast.data.tar_members import Member
-from simpro_fast.errors import UserError
+from simpro_fast.errors import UserError, pip_line
 from simpro_fast.files import replacing
 
 SPLITS = ("labeled", "unlabeled", "val", "test")
@@ -216,8 +216,7 @@ def _pyarrow() -> Any:
         import pyarrow.parquet
     except ImportError:
         raise UserError(
-            "Parquet manifests need pyarrow: run `pip install 'simpro_fast[parquet]'`, "
-            "or use a .csv file"
+            f"Parquet manifests need pyarrow: {pip_line('parquet')}; or use a .csv file"
         ) from None
     return pyarrow
 

@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from simpro_fast.config.schema import ModelConfig
-from simpro_fast.errors import ConfigError
+from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.models.layers import ACTIVATIONS
 from simpro_fast.models.resnet import ResNet50
 from simpro_fast.models.small_cnn import SmallCNN
-from simpro_fast.models.torchvision_nets import PREFIX, build_torchvision
+from simpro_fast.models.torchvision_nets import PREFIX, build_torchvision, torchvision_names
 from simpro_fast.models.wideresnet import WideResNet
 
 MIN_IMAGE_SIZE = 8
@@ -84,9 +84,10 @@ def _construct(model: ModelConfig, num_classes: int, image_size: int) -> nn.Modu
         return SmallCNN(num_classes, activation)
     wide = re.fullmatch(r"wrn_(\d+)_(\d+)", model.name)
     if wide is None:
-        nearest = difflib.get_close_matches(model.name, list_models(), n=1, cutoff=0.0)[0]
+        near = _nearest(model.name)
+        hint = f"did you mean {near!r}? " if near else ""
         raise ConfigError(
-            f"model.name={model.name!r} is unknown; did you mean {nearest!r}? "
+            f"model.name={model.name!r} is unknown; {hint}"
             f"Valid: {', '.join(list_models())}, any wrn_<depth>_<width>, or torchvision/<name>"
         )
     depth, width = int(wide[1]), int(wide[2])
@@ -97,3 +98,15 @@ def _construct(model: ModelConfig, num_classes: int, image_size: int) -> nn.Modu
             f"width at least 1; the nearest is wrn_{below}_{max(1, width)}"
         )
     return WideResNet(depth, width, num_classes, activation, model.skip_quirk)
+
+
+def _nearest(name: str) -> str | None:
+    """A network of that name at torchvision (`resnet18`, `timm/resnet18`), else one spelt alike."""
+    short = name.rpartition("/")[2]
+    try:
+        if short in torchvision_names():
+            return PREFIX + short
+    except UserError:  # not installed, and not what is wrong here
+        pass
+    close = difflib.get_close_matches(short, list_models(), n=1)
+    return close[0] if close else None

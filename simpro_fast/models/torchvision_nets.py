@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.errors import ConfigError, UserError, pip_line
 from simpro_fast.models.head import head_of
 
 PREFIX = "torchvision/"
@@ -85,7 +85,7 @@ def _torchvision_models() -> ModuleType:
     except (ImportError, RuntimeError) as error:  # the latter when built for another torch
         raise UserError(
             f"model.name={PREFIX}... needs torchvision, which cannot be imported "
-            f"({' '.join(str(error).split())}); run `pip install 'simpro_fast[torchvision]'`"
+            f"({' '.join(str(error).split())}); {pip_line('torchvision')}"
         ) from None
     return models
 
@@ -105,10 +105,10 @@ def _check_name(models: ModuleType, short: str) -> None:
                 f"model.name={PREFIX}{short} is {kind}, not a classifier that can be trained; "
                 f"take one like {PREFIX}resnet50"
             )
-    nearest = difflib.get_close_matches(short.lower(), valid, n=1, cutoff=0.0)[0]
+    near = difflib.get_close_matches(short.lower(), valid, n=1)
+    hint = f"did you mean {PREFIX + near[0]!r}? " if near else ""
     raise ConfigError(
-        f"model.name={PREFIX + short!r} is unknown; did you mean {PREFIX + nearest!r}? "
-        f"Valid after {PREFIX}: {', '.join(valid)}"
+        f"model.name={PREFIX + short!r} is unknown; {hint}Valid after {PREFIX}: {', '.join(valid)}"
     )
 
 

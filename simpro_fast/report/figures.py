@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simpro_fast.errors import UserError
+from simpro_fast.errors import UserError, pip_line
 from simpro_fast.report.runs import Run, kl_of_uniform, load_run, run_labels
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ _LINES = ("-", "--")
 _MARKERS = ("o", "s")
 _HATCHES = ("", "//")
 _BARS_UP_TO = 30
+_CAPTIONS = (
+    "Below strong views: the operations applied, in order, each with its level "
+    "from 1 to 9 where it has one"
+)
 _STYLE = {
     "font.size": 11,
     "axes.titlesize": 12,
@@ -55,7 +60,7 @@ class ViewsSheet:
     titles: Sequence[str]
     """n class names."""
     captions: Sequence[Sequence[str]] | None = None
-    """[n][V]: what was done to each strong view, operations separated by a comma."""
+    """[n][V]: what was done to each strong view, operations and levels, separated by a comma."""
 
 
 def write_report(
@@ -108,9 +113,7 @@ def _import_matplotlib() -> Any:
     try:
         from matplotlib import rc_context
     except ImportError:
-        raise UserError(
-            "figures need matplotlib: pip install 'simpro_fast[report]', or set log.figures=false"
-        ) from None
+        raise UserError(f"figures need matplotlib: {pip_line('report')}") from None
     return rc_context
 
 
@@ -151,7 +154,8 @@ def _prior(runs: Sequence[Run], labels: Sequence[str]) -> Figure:
     _class_axis(axes, summary)
     axes.set_ylabel("share of the unlabeled set (%)")
     axes.set_title(f"{_title(runs, labels)}: class distribution of the unlabeled set")
-    axes.legend(loc="best")
+    # Bars may fill the axes to the last corner.
+    figure.legend(loc="outside lower center", ncols=len(series))
     return figure
 
 
@@ -185,13 +189,15 @@ def _accuracy(runs: Sequence[Run], labels: Sequence[str]) -> Figure | None:
 
 
 def _pseudo_labels(runs: Sequence[Run], labels: Sequence[str]) -> Figure:
-    """How many pseudo-labels pass the threshold, and how many of those are right."""
-    figure = _figure(11, 4.2)
-    left, right = figure.subplots(1, 2, sharey=True)
+    """How many pseudo-labels pass the threshold, and how many of those are right, if known."""
+    known = any(len(run.series("pseudo_label_accuracy")[0]) for run in runs)
+    figure = _figure(11 if known else 8, 4.2)
+    left, *right = figure.subplots(1, 1 + known, sharey=True, squeeze=False)[0]
     _over_steps(left, runs, labels, "mask_rate", 100.0, "{:.0f} %")
-    _over_steps(right, runs, labels, "pseudo_label_accuracy", 1.0, "{:.0f} %")
     left.set_title("kept: above the threshold")
-    right.set_title("right, of the kept ones")
+    for axes in right:
+        _over_steps(axes, runs, labels, "pseudo_label_accuracy", 1.0, "{:.0f} %")
+        axes.set_title("right, of the kept ones")
     left.set_ylabel("pseudo-labels (%)")
     left.set_ylim(0, 103)
     left.legend(loc="best")
@@ -228,7 +234,7 @@ def _views(views: ViewsSheet) -> Figure:
     count, num_strong = views.strong.shape[:2]
     rows = [("original", views.original), ("weak", views.weak)]
     rows += [(f"strong {v + 1}", views.strong[:, v]) for v in range(num_strong)]
-    width, height = 1.35 * count + 0.8, 1.75 * len(rows) + 0.8
+    width, height = 1.35 * count + 0.8, 1.75 * len(rows) + 1.0
     figure = _figure(width, height)
     # Fixed margins: the captions differ in length and would otherwise squeeze the images.
     figure.set_layout_engine("none")
@@ -239,7 +245,7 @@ def _views(views: ViewsSheet) -> Figure:
         gridspec_kw={
             "left": 0.5 / width,
             "right": 1 - 0.1 / width,
-            "top": 1 - 0.75 / height,
+            "top": 1 - 0.95 / height,
             "bottom": 0.45 / height,
             "hspace": 0.3,
             "wspace": 0.08,
@@ -260,8 +266,13 @@ def _views(views: ViewsSheet) -> Figure:
                 done = views.captions[column][row - 2].replace(", ", "\n")
                 axes.set_xlabel(done, fontsize=7.5)
     side = views.original.shape[1]
-    note = "" if views.captions is None else "; below strong views: operations applied, in order"
-    figure.suptitle(f"Training views, {side} x {side} px{note}", fontsize=11, fontweight="bold")
+    title = {"ha": "center", "va": "top"}
+    figure.text(
+        0.5, 1 - 0.1 / height, f"Training views, {side} x {side} px", fontweight="bold", **title
+    )
+    if views.captions is not None:
+        note = textwrap.fill(_CAPTIONS, int(14 * width))
+        figure.text(0.5, 1 - 0.32 / height, note, fontsize=9, **title)
     return figure
 
 

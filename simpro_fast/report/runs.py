@@ -42,12 +42,28 @@ def load_run(run_dir: Path, summary: dict[str, Any] | None = None) -> Run:
     if summary is not None:
         return Run(run_dir, summary, read_metrics(run_dir / "metrics.jsonl"))
     if not summary_path.is_file():
-        raise UserError(f"{run_dir}: no summary.json, so there is no finished run to report on")
+        raise UserError(f"{run_dir}: {_why_no_summary(run_dir)}")
     summary = read_json(summary_path)
     missing = sorted(NEEDED - set(summary))
     if missing:
         raise UserError(f"{summary_path} is damaged ({', '.join(missing)} missing)")
     return Run(run_dir, summary, read_metrics(run_dir / "metrics.jsonl"))
+
+
+def _why_no_summary(run_dir: Path) -> str:
+    if not run_dir.is_dir():
+        return "not a folder" if run_dir.exists() else "no such folder"
+    if (run_dir / "config.yaml").is_file():
+        return (
+            "the run is not finished; start its training command again, which goes on from the "
+            "last checkpoint and makes the report at the end"
+        )
+    # A run lies in <output_dir>/<name>/seed<k>, and most names have a folder of their own.
+    below = next(filter(None, (sorted(run_dir.glob(p + "seed*/")) for p in ("", "*/", "*/*/"))), [])
+    if not below:
+        return "not a run directory; it has neither summary.json nor config.yaml"
+    more = f" and {len(below) - 5} more" if len(below) > 5 else ""
+    return f"not one run; take one of {', '.join(map(str, below[:5]))}{more}"
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 
 from simpro_fast.config import Config
-from simpro_fast.errors import UserError
+from simpro_fast.errors import UserError, pip_line
 from simpro_fast.evaluation import many_medium_few
 from simpro_fast.files import replacing, write_json
 from simpro_fast.report.figures import write_report
@@ -36,10 +36,7 @@ def check_report_packages(config: Config) -> None:
         ("log.tensorboard", config.log.tensorboard, "tensorboard"),
     ):
         if wanted and importlib.util.find_spec(package) is None:
-            raise UserError(
-                f"{key}=true needs {package}: run `pip install 'simpro_fast[report]'` "
-                f"or set {key}=false"
-            )
+            raise UserError(f"{key}=true needs {package}: {pip_line('report')}; or set {key}=false")
 
 
 def peak_memory_mib(device: torch.device) -> float:

@@ -9,6 +9,7 @@ import yaml
 
 from simpro_fast.config import dump_config, flatten, load_config, parse_config
 from simpro_fast.errors import ConfigError
+from tests.conftest import ROOT
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_home_is_expanded(file: Path) -> None:
 
 
 def test_dump_reads_back(file: Path) -> None:
-    config = load_config(file, ["data.root=/x", "method.alpha=0.5", "seed=7"])
+    config = load_config(file, ["data.name=svhn", "data.root=/x", "method.alpha=0.5", "seed=7"])
     assert parse_config(yaml.safe_load(dump_config(config))) == config
 
 
@@ -54,6 +55,9 @@ def test_dump_reads_back(file: Path) -> None:
         ("checkpoint.keep=1", ["checkpoint.keep=1"]),
         ("data.gamma_labeled=0.5", ["data.gamma_labeled"]),
         ("train.precision=bf61", ["bf61", "'bf16'"]),
+        ("train.precision=fp16", ["one of fp32, bf16, fp64", "'bf16'"]),
+        ("device=gpu", ["one of auto, cpu, cuda", "mean 'cuda'"]),
+        ("data.root=/nonexistent", ["data: root=/nonexistent is not used", "leave it out"]),
         ("method=3", ["method=3"]),
         ("name='x y'", ["name"]),
         ("name=../up", ["name", ".."]),
@@ -81,7 +85,7 @@ def test_numbers_are_decimal_and_empty_sections_change_nothing(tmp_path: Path) -
 
 @pytest.mark.parametrize("text", ["1e-3", "010", "on", "null", "~", "1_0"])
 def test_dump_quotes_what_looks_like_something_else(tmp_path: Path, text: str) -> None:
-    config = parse_config({"name": "t", "output_dir": text, "data": {"root": text}})
+    config = parse_config({"name": "t", "output_dir": text, "data": {"name": "svhn", "root": text}})
     path = tmp_path / "c.yaml"
     path.write_text(dump_config(config))
     assert load_config(path) == config
@@ -112,7 +116,8 @@ def test_base_is_merged_and_the_file_wins(tmp_path: Path) -> None:
         ("base: nowhere.yaml\nname: t\n", "nowhere.yaml"),
         ("name: t\nname: u\n", "twice"),
         ("- 1\n- 2\n", "sections"),
-        ("name: [\n", "not valid YAML"),
+        ("name: [\n", r"c\.yaml, line 2, column 1, is not valid YAML: .*expected"),
+        ("name: a\nseed: \x01\n", r"c\.yaml is not valid YAML: .*character 15"),
         ("name: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
         ("seed: 2\n", "'name' is missing"),
         ("1: 2\nname: t\n", "line 1: key 1 is not a name"),
@@ -122,8 +127,28 @@ def test_base_is_merged_and_the_file_wins(tmp_path: Path) -> None:
 def test_bad_files(tmp_path: Path, text: str, match: str) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=match):
+    with pytest.raises(ConfigError, match=match) as caught:
         load_config(path)
+    assert not any(odd in str(caught.value) for odd in ("\n", "^", "<unicode"))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("configs/digits_lt", "is a folder; take one of its files: consistent, "),
+        ("configs/digits_lt/none.yaml", "; there is consistent, "),
+        ("configs/digits_lt/reversd.yaml", "; did you mean 'configs/digits_lt/reversed'?"),
+        ("digit_lt/reversed", "; did you mean 'digits_lt/reversed'?"),
+        ("x", "; the shipped ones are in cifar100_lt, "),
+    ],
+)
+def test_missing_files_and_folders_say_what_there_is(
+    source: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(ConfigError) as caught:
+        load_config(source)
+    assert message in str(caught.value)
 
 
 def test_unknown_file_names_the_nearest_shipped_one() -> None:

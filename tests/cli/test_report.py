@@ -15,6 +15,7 @@ import pytest
 
 from simpro_fast.errors import UserError
 from simpro_fast.report import ViewsSheet, figures, print_summary, write_report
+from simpro_fast.report.command import main
 from simpro_fast.report.runs import Run, kl_of_uniform, load_run, read_metrics, run_labels
 
 
@@ -200,8 +201,27 @@ def test_series_leaves_out_null(tmp_path: Path) -> None:
     assert run.series("nothing")[0].shape == (0,)
 
 
+def test_what_is_no_finished_run_is_told_with_the_cure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seed = tmp_path / "toy_lt" / "reversed" / "seed1"
+    seed.mkdir(parents=True)
+    (seed / "config.yaml").touch()
+    for arguments, code, told in (
+        ([], 2, "no run directory; for example"),
+        ([str(tmp_path / "nowhere")], 1, "nowhere: no such folder"),
+        ([str(seed.parent)], 1, f"take one of {seed}"),
+        ([str(tmp_path)], 1, f"take one of {seed}"),
+        ([str(seed)], 1, "not finished; start its training command again"),
+    ):
+        assert main(arguments) == code
+        shown = capsys.readouterr().err
+        assert shown.startswith("error: ") and shown.count("\n") == 1
+        assert told in shown
+
+
 def test_unfinished_and_damaged_runs(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no summary\.json, so there is no finished run"):
+    with pytest.raises(UserError, match="neither summary"):
         write_report(tmp_path)
     (tmp_path / "summary.json").write_text("{")
     with pytest.raises(UserError, match=r"summary\.json is damaged"):
@@ -254,6 +274,15 @@ def test_what_is_unknown_is_not_drawn(tmp_path: Path) -> None:
     summary = make_summary(per_class=[None] * 4, top1=None, pi_u_true=None, kl_pi_u=None)
     run = write_run(tmp_path / "a", summary, top1=None, kl_pi_u=None, pseudo_label_accuracy=None)
     assert [path.name for path in write_report(run)] == ["prior.png", "pseudo_labels.png"]
+    assert len(figures._pseudo_labels([load_run(run)], ["SimPro"]).axes) == 1
+
+
+def test_no_legend_lies_on_equal_bars() -> None:
+    run = Run(Path("a"), make_summary(4, pi_u=[0.25] * 4, pi_u_true=None), [])
+    figure = figures._prior([run], ["SimPro"])
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert legend.get_window_extent().y1 <= figure.axes[0].get_window_extent().y0
 
 
 def two_runs(num_classes: int, names: list[str] | None = None) -> list[Run]:
@@ -335,5 +364,6 @@ def test_missing_matplotlib_says_how_to_get_it(
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", no_matplotlib)
-    with pytest.raises(UserError, match=r"pip install 'simpro_fast\[report\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[report\]'") as caught:
         write_report(write_run(tmp_path / "a", make_summary()))
+    assert "log.figures" not in str(caught.value), "report.py has no such key"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import sys
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from simpro_fast.cli import parse_arguments
 from simpro_fast.config import dump_config
+from simpro_fast.errors import ConfigError
 from tests.conftest import TINY
 
 Run = Callable[..., "CompletedProcess[str]"]
@@ -138,6 +141,19 @@ def test_usage_errors(
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     for part in parts:
         assert part in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        ("--resume", "checkpoint.resume=auto|none|PATH"),
+        ("--smok", "did you mean --smoke?"),
+        ("--epochs", "see --help"),
+    ],
+)
+def test_only_near_flags_are_suggested(flag: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(hint)):
+        parse_arguments(["--config", "digits_lt/reversed", flag])
 
 
 @pytest.mark.parametrize(

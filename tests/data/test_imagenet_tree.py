@@ -101,7 +101,7 @@ def test_manifest_of_prepare_gives_the_same_set(
 
 
 def test_missing_and_unknown_classes_are_named(tree: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"{tmp_path}/train: cannot be read"):
+    with pytest.raises(UserError, match=f"no folder {tmp_path}/train; set data.root to"):
         load_imagenet(config(tmp_path))
     part = tmp_path / "part"
     for wnid in class_list().wnids[1:4]:

@@ -109,6 +109,8 @@ def test_activation_is_used_everywhere(activation):
     ("name", "expected"),
     [
         ("smal_cnn", "did you mean 'small_cnn'"),
+        ("timm/resnet18", "did you mean 'torchvision/resnet18'"),
+        ("hal9000", "is unknown; Valid: small_cnn"),
         ("wrn_27_2", "nearest is wrn_22_2"),
         ("wrn_4_2", "nearest is wrn_10_2"),
         ("wrn_28_0", "nearest is wrn_28_1"),

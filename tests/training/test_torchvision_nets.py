@@ -111,7 +111,7 @@ def test_transformers_are_built_for_the_image_size() -> None:
     [
         ("resnet19", "did you mean 'torchvision/resnet18'"),
         ("ResNet50", "did you mean 'torchvision/resnet50'"),
-        ("", "did you mean"),
+        ("", "is unknown; Valid after torchvision/"),
         ("inception_v3", "two sets of logits"),
         ("googlenet", "two sets of logits"),
         ("fasterrcnn_resnet50_fpn", "is a detection network, not a classifier"),
