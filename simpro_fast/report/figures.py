@@ -266,7 +266,7 @@ def _views(views: ViewsSheet) -> Figure:
                 done = views.captions[column][row - 2].replace(", ", "\n")
                 axes.set_xlabel(done, fontsize=7.5)
     side = views.original.shape[1]
-    title = {"ha": "center", "va": "top"}
+    title: dict[str, Any] = {"ha": "center", "va": "top"}
     figure.text(
         0.5, 1 - 0.1 / height, f"Training views, {side} x {side} px", fontweight="bold", **title
     )
