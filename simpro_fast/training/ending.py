@@ -15,7 +15,12 @@ from simpro_fast.training.failures import (
     say,
 )
 from simpro_fast.training.preemption import PREEMPTED, Preempted
-from simpro_fast.training.watchdog import ENDING_SECONDS, INTERRUPTED, Watchdog
+from simpro_fast.training.watchdog import (
+    ENDING_SECONDS,
+    INTERRUPTED,
+    LAUNCHER_GONE,
+    Watchdog,
+)
 
 
 def conclude(error: BaseException, watchdog: Watchdog) -> int:
@@ -51,7 +56,9 @@ def _explain(error: BaseException, watchdog: Watchdog) -> tuple[Failure, bool]:
     if isinstance(error, Preempted):
         step = error.saved_step
         saved = "nothing was saved" if step is None else f"checkpoint of step {step} is saved"
-        reason = requests.reason or "a signal to another rank"
+        # Another rank may have noticed first, and asked for the stop before this one looked.
+        gone = LAUNCHER_GONE if watchdog.launcher_is_gone() else "a signal to another rank"
+        reason = requests.reason or gone
         message = f"preempted ({reason}): {saved}; start again to go on"
         own = watchdog.failure("preempted", message, PREEMPTED)
         peer = None if error.agreed else _peer(watchdog, 0.0)

@@ -50,6 +50,7 @@ SUSPENDED = 5.0
 FOLDERS = NOTES, BEATS = ("failures", "heartbeats")
 """What the ranks write for each other, in the run directory."""
 TRAINING = "training"
+LAUNCHER_GONE = "the launcher is gone"
 
 
 class Watchdog:
@@ -74,6 +75,7 @@ class Watchdog:
         self._interval = min(max(self._stall_timeout / 20, 0.1), 10.0)
         self._run_dir = config.run_dir if write and ranks.world_size > 1 else None
         self._launchers = launchers_above(os.getpid())
+        self._stop_sent = False
         self.told = False
         """The main thread has said why the run ends."""
         self._deadline: tuple[float, Failure] | None = None
@@ -158,14 +160,18 @@ class Watchdog:
                 self._report_stall(current)
                 since = ticked = time.monotonic()
 
+    def launcher_is_gone(self) -> bool:
+        """Whether a launcher that stood above this process has ended."""
+        return not all(launcher.is_alive() for launcher in self._launchers)
+
     def _progress(self) -> tuple[str, int, int]:
         return self._phase, self.step, collectives_entered()
 
     def _look_for_requests(self) -> None:
         arrived = self.requests.arrived()
-        if not all(launcher.is_alive() for launcher in self._launchers):
-            self._launchers = []
-            self.requests.reason = self.requests.reason or "the launcher is gone"
+        if not self._stop_sent and self.launcher_is_gone():
+            self._stop_sent = True
+            self.requests.reason = self.requests.reason or LAUNCHER_GONE
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
         if signal.SIGINT in arrived:
             line = "interrupted; start again to resume from the last checkpoint"
