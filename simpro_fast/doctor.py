@@ -112,7 +112,10 @@ def _trial(config: Config) -> Config:
 def _examine(config: Config, folder: Path) -> tuple[Ranks, list[Line]]:
     trial = _trial(config)
     ranks = start_ranks(trial)
-    from simpro_fast import doctor_work  # DALI and the trainer, after the device is known
+    from simpro_fast import (
+        doctor_data,
+        doctor_work,
+    )  # DALI and the trainer, after the device is known
 
     checks: list[tuple[str, Callable[[], Line]]] = [
         ("machine", doctor_machine.check_machine),
@@ -122,6 +125,7 @@ def _examine(config: Config, folder: Path) -> tuple[Ranks, list[Line]]:
         ("clocks", lambda: doctor_ranks.check_clocks(ranks)),
         ("folder", lambda: doctor_ranks.check_folder(ranks, folder)),
         ("disk", lambda: doctor_machine.check_disk(config, folder)),
+        ("data", lambda: doctor_data.check_data(config, ranks)),
         ("decoding", lambda: doctor_work.check_decoding(ranks)),
         ("views", lambda: doctor_work.check_views(trial, ranks)),
         ("training", lambda: doctor_work.check_training(trial, ranks)),

@@ -45,6 +45,18 @@ class ImageNetTree(OwnImages):
 
 def list_tree(data: DataConfig) -> tuple[Manifest, Ignored]:
     """The files of `data.root/train` and `data.root/val`; labels are WordNet ids."""
+    root = check_tree(data)
+    ignored = Ignored()
+    rows, classes = scan_labeled(root / "train", root / "val", ignored)
+    return make_manifest(common_folder(root), rows, classes), ignored
+
+
+def check_tree(data: DataConfig) -> Path:
+    """The folder that holds `train/` and `val/`.
+
+    Raises:
+        UserError: one of them is missing.
+    """
     root = data.root or Path("data/imagenet")
     for part in ("train", "val"):
         if not (root / part).is_dir():
@@ -52,9 +64,7 @@ def list_tree(data: DataConfig) -> tuple[Manifest, Ignored]:
                 f"{data.name}: no folder {root / part}; set data.root to the folder that holds "
                 "train/<wnid>/ and val/<wnid>/"
             )
-    ignored = Ignored()
-    rows, classes = scan_labeled(root / "train", root / "val", ignored)
-    return make_manifest(common_folder(root), rows, classes), ignored
+    return root
 
 
 def load_imagenet(data: DataConfig) -> ImageNetTree:

@@ -81,8 +81,7 @@ def _copied(data: DataConfig) -> MappedImages:
     The pickles are copied once into files that are mapped, 16 GB at 64 px, in `data.cache_dir`
     (default: beside the training files).
     """
-    root = data.root or Path("data")
-    paths = [_file(root, name, data.name) for name in (*_TRAIN, _VAL)]
+    root, paths = _root(data), find_files(data)
     with reading(root):
         stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     state = hashlib.sha256(repr(stats).encode()).hexdigest()[:16]
@@ -107,6 +106,19 @@ def _read_parts(paths: list[Path]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             raise UserError(f"{path}: images of {planes.shape[2]} px, but {paths[0]} has {side} px")
         yield planes, labels
         del planes
+
+
+def _root(data: DataConfig) -> Path:
+    return data.root or Path("data")
+
+
+def find_files(data: DataConfig) -> list[Path]:
+    """The training files and, last, the validation file.
+
+    Raises:
+        UserError: one of them is missing, or there twice.
+    """
+    return [_file(_root(data), name, data.name) for name in (*_TRAIN, _VAL)]
 
 
 def _file(root: Path, name: str, dataset: str) -> Path:

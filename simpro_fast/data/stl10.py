@@ -45,7 +45,7 @@ def load_stl10(data: DataConfig) -> ArrayDataset:
             f"data.image_size={side}: stl10 has images of {_SIDE} px and is used at 8 to {_SIDE}; "
             "32 is the published choice"
         )
-    source = _find(data.root or Path("data"))
+    source = find_stl10(data)
     folder = data.cache_dir or (source if source.is_dir() else source.parent)
     parts = _cached(source, side, folder)
     return ArrayDataset(
@@ -62,8 +62,13 @@ def load_stl10(data: DataConfig) -> ArrayDataset:
     )
 
 
-def _find(root: Path) -> Path:
-    """The folder of the binary files, or the archive."""
+def find_stl10(data: DataConfig) -> Path:
+    """The folder of the binary files, or the archive.
+
+    Raises:
+        UserError: neither is there.
+    """
+    root = data.root or Path("data")
     if root.is_file() or (root / _IMAGES["train"]).is_file():
         return root
     for path in (root / _FOLDER, root / _ARCHIVE):

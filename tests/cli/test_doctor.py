@@ -11,19 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from simpro_fast import doctor, doctor_machine, doctor_ranks, doctor_work
+from simpro_fast import doctor, doctor_data, doctor_machine, doctor_ranks, doctor_work
 from simpro_fast.config import load_config
 from simpro_fast.data.sources import load_dataset
 from simpro_fast.data.splits import make_split
 from simpro_fast.doctor_line import Line, closing, merge, table
+from simpro_fast.training.ranks import Ranks
 from tests.conftest import ROOT, clean_environment
 from tests.distributed.test_launch import free_port
 
 DOCTOR = str(ROOT / "launch" / "doctor.py")
 CHECKS = ["machine", "versions", "ranks", "links", "clocks", "folder", "disk"]
-CHECKS += ["decoding", "views", "training", "kernels"]
+CHECKS += ["data", "decoding", "views", "training", "kernels"]
 PLAIN = "distributed.engine=plain"
+CIFAR = ["data.name=cifar10", "data.image_size=null", "data.root=ROOT"]
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +73,29 @@ def test_one_failing_check_hides_no_other(
     assert sum(row.lstrip().startswith("-> ") for row in rows) == 3
     assert [row for row in rows if row.startswith("ok") and "kernels" in row]
     assert rows[-1].startswith("4 problem(s)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "told"),
+    [
+        ([], "ok", "131 labeled and 335 unlabeled images of 10 classes, 400 to test on"),
+        (["data.labeled_max=170"], "problem", "labeled_max"),
+        (CIFAR, "problem", "cifar-10-python.tar.gz is in ROOT"),
+        (["data.name=stl10", "data.root=ROOT"], "problem", "set data.root to their folder"),
+        (["data.name=imagenet_1k", "data.root=ROOT"], "ok", "is in ROOT; not read here"),
+        (["data.name=images", "data.labeled=ROOT", "data.unlabeled=ROOT/u"], "problem", "ROOT/u"),
+    ],
+)
+def test_the_data_set_of_the_configuration(
+    tmp_path: Path, changes: list[str], verdict: str, told: str
+) -> None:
+    for part in ("train", "val"):
+        (tmp_path / part).mkdir()
+    config = load_config(doctor.DEFAULT, [c.replace("ROOT", str(tmp_path)) for c in changes])
+    alone = Ranks(0, 0, 1, 1, torch.device("cpu"))
+    line = doctor._guarded(lambda: doctor_data.check_data(config, alone))
+    assert line.verdict == verdict, line
+    assert told.replace("ROOT", str(tmp_path)) in line.found and "\n" not in line.found
 
 
 @pytest.mark.parametrize(
@@ -139,10 +165,6 @@ def test_known_bad_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_skewed_clocks_and_slow_links_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from simpro_fast.training.ranks import Ranks
-
     two = Ranks(0, 0, 2, 2, torch.device("cpu"))
     monkeypatch.setattr(doctor_ranks.dist, "barrier", lambda: None)
     monkeypatch.setattr(Ranks, "gather", lambda self, now: torch.stack([now, now + 3 * 10**9]))
