@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from simpro_fast.config import Config
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.imagenet_tree import IMAGENET, check_tree
 from simpro_fast.data.shard_scan import expand
 from simpro_fast.data.small_imagenet import find_files

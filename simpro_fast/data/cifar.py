@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.dataset import ArrayDataset, Stats, check_size, checked_labels, reading
 from simpro_fast.data.unpickle import entry, load_pickled_dict
 from simpro_fast.errors import UserError

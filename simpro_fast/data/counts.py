@@ -6,7 +6,7 @@ import logging
 import random
 from collections.abc import Sequence
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.batch_views import ViewMaker, join_tables, make_views, view_table
 from simpro_fast.data.draws import StepSource, ViewSettings
 from simpro_fast.data.graph import build_pipeline

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.errors import ConfigError, UserError
 
 Stats = tuple[float, float, float]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.dataset import (
     ArrayDataset,
     check_size,

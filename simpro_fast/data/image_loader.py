@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.boxes import box_draws, random_boxes
 from simpro_fast.data.dali_loader import failure_reason
 from simpro_fast.data.draws import StepDraws, StepSource, Stream, ViewSettings, below, raw_words

@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.ignored import Ignored
 from simpro_fast.data.image_scan import common_folder, scan_labeled
 from simpro_fast.data.imagenet_classes import ClassList, class_list, merged

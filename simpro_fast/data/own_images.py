@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.dataset import ArrayDataset, Rows
 from simpro_fast.data.image_files import OK, Facts, ImageSource, read_header
 from simpro_fast.data.image_scan import scan_folders

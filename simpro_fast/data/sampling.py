@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.draws import ShuffledOrder, Stream, below, raw_words
 
 Array = np.ndarray

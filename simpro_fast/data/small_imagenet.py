@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.dataset import ArrayDataset, checked_labels, reading
 from simpro_fast.data.imagenet_classes import (
     NUM_CLASSES,

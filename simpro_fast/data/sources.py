@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.cifar import load_cifar
 from simpro_fast.data.dataset import ArrayDataset, gray_to_rgb
 from simpro_fast.data.fashion_mnist import load_fashion_mnist

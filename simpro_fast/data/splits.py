@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.counts import wanted_counts
 from simpro_fast.data.sources import ArrayDataset
 from simpro_fast.errors import ConfigError, UserError

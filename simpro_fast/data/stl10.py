@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.dataset import ArrayDataset, checked_labels, reading
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.files import replacing

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.dataset import ArrayDataset, check_size, checked_labels
 from simpro_fast.errors import UserError
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.dataset import ArrayDataset
 from simpro_fast.errors import ConfigError
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.image_loader import ImageLoader
 from simpro_fast.data.loader import Batch, build_loader
 from simpro_fast.data.own_images import load_own_images, own_split

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data import image_loader
 from simpro_fast.data.boxes import resize_box
 from simpro_fast.data.draws import ViewDraws

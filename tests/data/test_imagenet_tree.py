@@ -15,7 +15,7 @@ from imagenet_tree_format import write_imagenet_tree
 
 from simpro_fast import prepare
 from simpro_fast.config import Config
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.imagenet_classes import class_list
 from simpro_fast.data.imagenet_tree import ImageNetTree, load_imagenet
 from simpro_fast.data.own_images import FileImages

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data import dali_loader
 from simpro_fast.data.loader import (
     Batch,
@@ -350,7 +350,7 @@ def test_training_threads_keep_their_number() -> None:
     code = """
 import numpy, torch
 torch.set_num_threads(3)
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.sources import load_dataset
 from simpro_fast.data.splits import make_split

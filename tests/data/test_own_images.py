@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from simpro_fast import prepare
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.own_images import FileImages, OwnImages, load_own_images, select
 from simpro_fast.data.packed import square
 from simpro_fast.data.sources import load_dataset

@@ -63,7 +63,7 @@ def test_the_device_holds_each_used_image_once(own_pool: bool) -> None:
 TRAIN_FROM_SPARSE = """
 import resource, sys
 import numpy as np, torch
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.dataset import ArrayDataset
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.own_images import select

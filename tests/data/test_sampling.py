@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.draws import StepSource, ViewSettings
 from simpro_fast.data.sampling import ClassFirstOrder, LabeledDraws, class_weights, labeled_order
 

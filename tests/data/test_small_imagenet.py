@@ -20,7 +20,7 @@ from toy_split import config as toy_config
 from toy_split import make_dataset
 
 from simpro_fast.config import load_config
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data import small_imagenet
 from simpro_fast.data.imagenet_classes import class_list, head_first, superclasses
 from simpro_fast.data.small_imagenet import read_batch

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from toy_split import config, make_dataset
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.counts import long_tailed_counts, unlabeled_counts
 from simpro_fast.data.sources import load_dataset
 from simpro_fast.data.splits import Split, make_split
@@ -200,7 +200,7 @@ def test_hash_is_over_little_endian_lists() -> None:
 
 def test_processes_with_other_hash_seeds_agree() -> None:
     program = (
-        "from simpro_fast.config.schema import DataConfig\n"
+        "from simpro_fast.config.data import DataConfig\n"
         "from simpro_fast.data.sources import load_dataset\n"
         "from simpro_fast.data.splits import make_split\n"
         "data = DataConfig(name='digits', labeled_max=20, unlabeled_max=50, gamma_labeled=10.0,\n"

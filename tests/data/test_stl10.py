@@ -12,7 +12,7 @@ import pytest
 from stl10_format import stl10_members, write_stl10, write_stl10_archive
 
 from simpro_fast.config import load_config
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data import stl10
 from simpro_fast.data.sources import ArrayDataset, load_dataset
 from simpro_fast.data.splits import make_split

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from svhn_format import mat_file, write_svhn
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.loader import resolve_views
 from simpro_fast.data.sources import load_dataset
 from simpro_fast.data.svhn import read_svhn_part

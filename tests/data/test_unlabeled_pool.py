@@ -10,7 +10,7 @@ import pytest
 import torch
 from toy_split import config, make_dataset
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.loader import build_loader, resolve_views
 from simpro_fast.data.replay import replay_views
 from simpro_fast.data.sources import ArrayDataset

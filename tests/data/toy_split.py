@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from simpro_fast.config.schema import DataConfig
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.sources import ArrayDataset
 
 
