@@ -68,7 +68,7 @@ setup(
     extras_require=EXTRAS,
     entry_points={
         "console_scripts": [
-            "simpro-train = simpro_fast.cli:main",
+            "simpro-train = simpro_fast.entry:train",
             "simpro-doctor = simpro_fast.doctor:main",
             "simpro-prepare = simpro_fast.prepare:main",
             "simpro-report = simpro_fast.report.command:main",

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from simpro_fast.config import Config, dump_config, load_config, load_smoke_config
 from simpro_fast.config.smoke import FOLDER as SMOKE_FOLDER
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.errors import ConfigError, PeerError, UserError
+from simpro_fast.messages import log_to_terminal
 
 if TYPE_CHECKING:
     from simpro_fast.training.ranks import Ranks
@@ -125,7 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _train(config, dry_run=options.dry_run, smoke=options.smoke)
     except UserError as error:
         # The ranks of a host read the same command line and files, so one of them speaks for all.
-        if not isinstance(error, ConfigError) or local_rank == 0:
+        silent = isinstance(error, PeerError) or (isinstance(error, ConfigError) and local_rank)
+        if not silent:
             where = f" [rank {rank}]" if many else ""
             print(f"error{where}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -137,21 +139,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _log_to_terminal(is_main: bool) -> None:
-    """Our own messages only: everybody's warnings, and what rank 0 has to say."""
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    for name in ("simpro_fast", "simpro_kernels"):
-        ours = logging.getLogger(name)
-        ours.setLevel(logging.INFO if is_main else logging.WARNING)
-        ours.handlers = [handler]  # not one more for every run in the same process
-
-
 def _train(config: Config, *, dry_run: bool, smoke: bool) -> int:
     from simpro_fast.training.ending import conclude
     from simpro_fast.training.finish import check_report_packages
     from simpro_fast.training.ranks import check_launch, start_ranks, stop_ranks
     from simpro_fast.training.resume import is_finished
+    from simpro_fast.training.run_lock import RunLock
     from simpro_fast.training.start import announce, announce_dry_run, announce_launch
     from simpro_fast.training.trainer import Trainer
     from simpro_fast.training.watchdog import Watchdog
@@ -159,10 +152,13 @@ def _train(config: Config, *, dry_run: bool, smoke: bool) -> int:
     check_launch(config)
     check_report_packages(config)
     ranks = start_ranks(config)
-    _log_to_terminal(ranks.is_main)
+    log_to_terminal(ranks.is_main)
     watchdog = Watchdog(config, ranks, write=not dry_run)
+    lock = RunLock(config.run_dir, ranks)
     try:
         announce_launch(config, ranks)
+        if not dry_run:
+            lock.take()
         if smoke and not dry_run:
             _clear_smoke_run(config, ranks)
         if not dry_run and is_finished(config, ranks):
@@ -185,6 +181,7 @@ def _train(config: Config, *, dry_run: bool, smoke: bool) -> int:
     finally:
         stop_ranks()
         watchdog.close()
+        lock.release()
 
 
 def _clear_smoke_run(config: Config, ranks: Ranks) -> None:

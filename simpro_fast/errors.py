@@ -7,6 +7,10 @@ class UserError(ValueError):
     exit_code = 1
 
 
+class PeerError(UserError):
+    """Another rank has failed and says why; this one has nothing to add."""
+
+
 class ConfigError(UserError):
     """The command line or the configuration is wrong. Exit code 2."""
 

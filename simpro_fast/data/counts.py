@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.errors import ConfigError
+from simpro_fast.messages import FOUND_BY_ALL
 
 logger = logging.getLogger(__name__)
 
@@ -116,5 +117,6 @@ def wanted_counts(
                 "%d of %d classes hold fewer images than the long tail asks for (class %d, %s: %d "
                 "wanted, %d found); their unlabeled images are what there is",
                 *(len(short), num_classes, k, class_names[k], listed[k], available[k]),
+                extra=FOUND_BY_ALL,
             )
     return labeled, [max(0, total - n) for total, n in zip(totals, labeled, strict=True)]

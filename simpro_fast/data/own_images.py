@@ -25,6 +25,7 @@ from simpro_fast.data.packed import open_packed, square
 from simpro_fast.data.splits import Split
 from simpro_fast.data.tar_members import Member
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.messages import FOUND_BY_ALL
 
 logger = logging.getLogger(__name__)
 
@@ -245,9 +246,13 @@ def with_sizes(manifest: Manifest, on_bad_image: str) -> Manifest:
                 "on the set"
             )
     for line in refused:
-        logger.warning("left out: %s", line)
+        logger.warning("left out: %s", line, extra=FOUND_BY_ALL)
     if refused:
-        logger.warning("left out: %d of %d images in all", len(refused), len(manifest.rows))
+        logger.warning(
+            "left out: %d of %d images in all",
+            *(len(refused), len(manifest.rows)),
+            extra=FOUND_BY_ALL,
+        )
     return replace(manifest, rows=tuple(rows))
 
 

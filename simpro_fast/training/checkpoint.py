@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from simpro_fast.errors import UserError
+from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.messages import FOUND_BY_ALL
 
 FORMAT = 1
 _NAME = re.compile(r"step_(\d{9})\.pt")
@@ -126,7 +127,8 @@ def newest_whole(folder: Path) -> tuple[Path, dict[str, Any]] | None:
         try:
             return path, read_checkpoint(path)
         except UserError as error:
-            logger.warning("%s; trying the one before", error)
+            rest = "; trying the one before" if path != paths[-1] else ""
+            logger.warning("%s%s", error, rest, extra=FOUND_BY_ALL)
     if paths:
         raise UserError(
             f"every checkpoint in {folder} is damaged ({len(paths)} files); "
@@ -143,7 +145,8 @@ def find_checkpoint(resume: str, folder: Path) -> tuple[Path, dict[str, Any]] | 
         folder: checkpoints folder of this run, searched by `auto`.
 
     Raises:
-        UserError: a path that leads to no checkpoint; lists what is there.
+        ConfigError: neither a word nor a path that leads to a checkpoint; lists what is there.
+        UserError: the file, or every one in the folder, is damaged.
     """
     if resume == "auto":
         return newest_whole(folder)
@@ -155,9 +158,12 @@ def find_checkpoint(resume: str, folder: Path) -> tuple[Path, dict[str, Any]] | 
         if found is not None:
             return found
     near = next((p for p in (path, path.parent) if p.is_dir()), None)
+    allowed = "give auto, none, or the path of a checkpoint or a run"
+    if len(path.parts) == 1 and not path.exists():  # a word; the working directory tells nothing
+        raise ConfigError(f"checkpoint.resume={resume}: no such file or folder; {allowed}")
     there = ", ".join(sorted(p.name for p in near.iterdir())[:20]) if near else ""
     listing = f"{near} holds: {there or 'nothing'}" if near else f"{path.parent} does not exist"
-    raise UserError(f"checkpoint.resume={resume}: no checkpoint there; {listing}")
+    raise ConfigError(f"checkpoint.resume={resume}: no checkpoint there; {listing}; {allowed}")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import traceback
 
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.errors import ConfigError, PeerError, UserError
 from simpro_fast.training.failures import (
     NOTE_DELAY,
     Failure,
-    PeerError,
     is_lost_connection,
     is_mine_to_tell,
     line_about,
@@ -41,7 +40,7 @@ def conclude(error: BaseException, watchdog: Watchdog) -> int:
     # What all ranks find out for themselves, such as a wrong key, one of them tells.
     told = ranks.is_main if isinstance(error, ConfigError) else is_mine_to_tell(failure, ranks)
     if told:
-        if news and not isinstance(error, UserError | OSError | KeyboardInterrupt | Preempted):
+        if news and failure.kind == "error" and not isinstance(error, UserError | OSError):
             say("".join(traceback.format_exception(error)).rstrip())
         say(line_about(failure, ranks))
     return failure.exit_code

@@ -30,10 +30,6 @@ _LOST = (
 )
 
 
-class PeerError(UserError):
-    """Another rank has failed and says why; this one has nothing to add."""
-
-
 @dataclass(frozen=True)
 class Failure:
     """What ended a rank."""

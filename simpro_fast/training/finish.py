@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save
 
 from simpro_fast.config import Config
-from simpro_fast.errors import UserError, pip_line
 from simpro_fast.evaluation import many_medium_few
 from simpro_fast.files import replacing, write_json
 from simpro_fast.report.figures import write_report
 from simpro_fast.report.terminal import print_summary
+from simpro_fast.training.board import lacks
 from simpro_fast.training.run_dir import machine
 from simpro_fast.training.sheet import views_sheet
 
@@ -36,7 +36,7 @@ def check_report_packages(config: Config) -> None:
         ("log.tensorboard", config.log.tensorboard, "tensorboard"),
     ):
         if wanted and importlib.util.find_spec(package) is None:
-            raise UserError(f"{key}=true needs {package}: {pip_line('report')}; or set {key}=false")
+            raise lacks(key, package)
 
 
 def peak_memory_mib(device: torch.device) -> float:

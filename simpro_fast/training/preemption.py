@@ -10,10 +10,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from simpro_fast.entry import without_end_at_once
 
 PREEMPTED = 75
 """Exit code EX_TEMPFAIL: stopped on request, the same command goes on."""
@@ -66,9 +69,9 @@ class StopRequests:
         self.bell, self._bell_pull = receiver, sender
         self._wakeup_before = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
         for number in STOP_SIGNALS:
-            self._before[number] = signal.signal(number, self._on_stop)
+            self._handle(number, self._on_stop)
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # nohup and `&` ignore Ctrl-C
-            self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._on_interrupt)
+            self._handle(signal.SIGINT, self._on_interrupt)
 
     def forget(self) -> None:
         """In a forked child: signals have their usual effect there, and are not the parent's."""
@@ -87,7 +90,7 @@ class StopRequests:
             signal.signal(number, signal.SIG_IGN)
 
     def remove(self) -> None:
-        """Put everything back as `install` found it."""
+        """Put everything back as `install` found it, or as usual where the start handled it."""
         _installed.discard(self)
         for number, handler in self._before.items():
             signal.signal(number, handler)
@@ -106,6 +109,9 @@ class StopRequests:
             return set(self.bell.recv(4096))
         except BlockingIOError:
             return set()
+
+    def _handle(self, number: int, handler: Callable[[int, FrameType | None], None]) -> None:
+        self._before[number] = without_end_at_once(number, signal.signal(number, handler))
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         self.reason = self.reason or signal.Signals(number).name

@@ -8,6 +8,7 @@ from typing import Any
 
 from simpro_fast.config import Config, flatten, load_config, parse_config
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.messages import FOUND_BY_ALL
 from simpro_fast.models import weights_sha256
 from simpro_fast.training.checkpoint import check_keys
 from simpro_fast.training.ranks import Ranks
@@ -65,6 +66,7 @@ def check_same_run(
             "train.steps changes from %d to %d: the learning rate follows the new length",
             before.train.steps,
             config.train.steps,
+            extra=FOUND_BY_ALL,
         )
 
 

@@ -17,6 +17,7 @@ import torch
 from simpro_fast.config import Config, dump_config
 from simpro_fast.errors import UserError
 from simpro_fast.files import finite, read_json, write_atomically, write_json
+from simpro_fast.messages import FOUND_BY_ALL
 from simpro_fast.training.checkpoint import list_checkpoints, step_of
 from simpro_fast.training.ranks import Ranks, cpu_cores
 from simpro_fast.training.source_tree import git_commit
@@ -58,7 +59,7 @@ class RunDirectory:
         try:
             summary = read_json(self.summary)
         except UserError as error:
-            logger.warning("%s: the run counts as unfinished", error)
+            logger.warning("%s: the run counts as unfinished", error, extra=FOUND_BY_ALL)
             return None
         return summary if isinstance(summary.get("steps"), int) else None
 

@@ -110,6 +110,14 @@ def start_run(trainer: Trainer, resumed_from: Path | None) -> None:
         if resumed_from is None:
             run.write_weights(None if trainer.pretrained is None else asdict(trainer.pretrained))
         save_split(trainer.split, run.path, trainer.dataset)
+        folder = None if resumed_from is None else resumed_from.resolve().parent
+        own = folder == run.checkpoints.resolve()  # another run's rows never were here
+        if own and trainer.step >= config.train.period and not run.metrics.is_file():
+            logger.warning(
+                "%s is missing: its rows up to step %d are lost, it begins anew after that",
+                run.metrics,
+                trainer.step,
+            )
         run.cut(trainer.step)
         if config.log.tensorboard:
             trainer.board = Board(run.path, purge_step=trainer.step)

@@ -17,7 +17,7 @@ from simpro_fast.data.own_images import select
 from simpro_fast.data.sampling import LabeledDraws
 from simpro_fast.data.sources import ArrayDataset, load_dataset
 from simpro_fast.data.splits import Split, make_split
-from simpro_fast.errors import UserError
+from simpro_fast.errors import PeerError, UserError
 from simpro_fast.evaluation import Evaluation, evaluate, kl_divergence
 from simpro_fast.files import write_json
 from simpro_fast.methods import MethodOutput, build_method, resolve_alpha
@@ -35,7 +35,6 @@ from simpro_fast.training.board import Board
 from simpro_fast.training.checkpoint import list_checkpoints, save_checkpoint
 from simpro_fast.training.compilation import compile_method, require_compiler
 from simpro_fast.training.engine import build_engine, weight_dtype
-from simpro_fast.training.failures import PeerError
 from simpro_fast.training.forward import ViewForward
 from simpro_fast.training.guard import NonFiniteLossError, StepGuard, refuse_non_finite
 from simpro_fast.training.meter import Meter, Stopwatch

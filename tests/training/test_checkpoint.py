@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from simpro_fast.errors import UserError
+from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.training.checkpoint import (
     checkpoint_path,
     find_checkpoint,
@@ -67,10 +67,17 @@ def test_damaged_newest_is_named_and_the_one_before_used(
     assert str(bad) in caplog.text
 
 
-def test_all_damaged_is_an_error(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, state(5), keep=2).write_bytes(b"")
+def test_all_damaged_is_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for step in (5, 6):
+        save_checkpoint(tmp_path, state(step), keep=2)
+    for path in list_checkpoints(tmp_path):
+        path.write_bytes(b"")
     with pytest.raises(UserError, match=r"every checkpoint in .* is damaged"):
         newest_whole(tmp_path)
+    assert [record.getMessage().endswith("trying the one before") for record in caplog.records] == [
+        *(True, False)
+    ]
+    assert all(r.found_by_all for r in caplog.records)  # type: ignore[attr-defined]
 
 
 class _Attack:
@@ -118,6 +125,17 @@ def test_find_path_lists_what_is_there(tmp_path: Path) -> None:
         found = find_checkpoint(str(given), tmp_path / "other")
         assert found is not None
         assert found[1]["step"] == 4
+
+
+def test_a_wrong_word_is_answered_with_the_right_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not with a list of the working directory."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "zzz.txt").touch()
+    with pytest.raises(ConfigError, match=r"resume=never: .*auto, none, or the path") as caught:
+        find_checkpoint("never", tmp_path / "checkpoints")
+    assert "zzz" not in str(caught.value)
 
 
 _FULL_DISK = """

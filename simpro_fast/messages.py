@@ -1,0 +1,21 @@
+"""What reaches the terminal from which rank."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+FOUND_BY_ALL = {"found_by_all": True}
+"""`extra` of a warning that every rank finds out by itself: rank 0 alone shows it."""
+
+
+def log_to_terminal(is_main: bool) -> None:
+    """Our own messages only: all that rank 0 has to say, and warnings that are another rank's."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    if not is_main:
+        handler.addFilter(lambda record: not getattr(record, "found_by_all", False))
+    for name in ("simpro_fast", "simpro_kernels"):
+        ours = logging.getLogger(name)
+        ours.setLevel(logging.INFO if is_main else logging.WARNING)
+        ours.handlers = [handler]  # not one more for every run in the same process

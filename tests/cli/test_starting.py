@@ -1,0 +1,173 @@
+"""The first seconds of a start: signals while Python imports, and a run that is taken."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from simpro_fast.cli import main
+from simpro_fast.config import Config, dump_config
+from simpro_fast.entry import end_at_once
+from simpro_fast.errors import UserError
+from simpro_fast.messages import FOUND_BY_ALL, log_to_terminal
+from simpro_fast.training.board import Board
+from simpro_fast.training.preemption import StopRequests
+from simpro_fast.training.run_lock import lock_path
+from tests.conftest import TRAIN, clean_environment
+from tests.distributed.command_ranks import CommandRanks
+
+MakeConfig = Callable[..., Config]
+
+# Stands in for the first heavy import, and swallows what a signal raises in it, as many do.
+_INTERRUPTED_IMPORT = """
+import os
+try:
+    os.kill(os.getpid(), int(os.environ["TEST_SIGNAL"]))
+except BaseException:
+    pass
+os._exit(99)
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs the command up to its first heavy import, which sends a signal to itself."""
+    (tmp_path / "pydantic.py").write_text(_INTERRUPTED_IMPORT)
+
+    def run(
+        number: int, rank: int = 0, before: Callable[[], object] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        path = f"{tmp_path}:{Path(TRAIN).parents[1]}"
+        extra = {"PYTHONPATH": path, "TEST_SIGNAL": str(number), "RANK": str(rank)}
+        return subprocess.run(
+            [sys.executable, TRAIN, "--config", "digits_lt/reversed"],
+            env={**clean_environment(), **extra},
+            capture_output=True,
+            text=True,
+            preexec_fn=before,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (signal.SIGINT, 130, "interrupted before training began"),
+        (signal.SIGTERM, 75, "preempted (SIGTERM) before training began"),
+        (signal.SIGUSR1, 75, "preempted (SIGUSR1) before training began"),
+    ],
+)
+def test_a_signal_during_imports_is_one_line(
+    start: Callable[..., subprocess.CompletedProcess[str]], number: int, code: int, said: str
+) -> None:
+    for rank in (0, 1):
+        done = start(number, rank)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert len(done.stderr.splitlines()) == 1 - rank, done.stderr  # rank 0 speaks for all
+        assert said in done.stderr or rank == 1
+
+
+def test_ignored_interrupts_stay_ignored(
+    start: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """As under nohup: the import goes on."""
+    done = start(signal.SIGINT, before=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    assert (done.returncode, done.stderr) == (99, "")
+
+
+def test_after_training_nothing_says_that_it_has_not_begun() -> None:
+    numbers = {
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGUSR1: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+    }
+    before = {number: signal.signal(number, end_at_once) for number in numbers}
+    try:
+        requests = StopRequests()
+        requests.install()
+        assert end_at_once not in [signal.getsignal(number) for number in numbers]
+        requests.remove()
+        assert {number: signal.getsignal(number) for number in numbers} == numbers
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_ranks_say_only_what_is_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+    ours, logger = logging.getLogger("simpro_fast"), logging.getLogger("simpro_fast.test")
+    handlers, level = list(ours.handlers), ours.level
+    try:
+        for is_main, expected in ((True, "all\nmine\n"), (False, "mine\n")):
+            ours.handlers = []
+            log_to_terminal(is_main)
+            logger.warning("all", extra=FOUND_BY_ALL)
+            logger.warning("mine")
+            assert capsys.readouterr().out == expected
+    finally:
+        ours.handlers = handlers
+        ours.setLevel(level)
+
+
+def test_unusable_tensorboard_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found, but cannot be imported."""
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UserError, match=r"tensorboard: run `pip .*\[report\].*tensorboard=false"):
+        Board(tmp_path)
+
+
+@contextmanager
+def _taken(run_dir: Path) -> Iterator[None]:
+    """As by a start on another machine."""
+    path = lock_path(run_dir)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("process 7 on elsewhere\n")
+        lock.flush()
+        yield
+
+
+def test_a_run_is_not_started_twice_at_once(
+    tiny: MakeConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny({"train.steps": 2, "train.period": 1})
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    precious = [config.run_dir / "metrics.jsonl", tmp_path / "runs/smoke/tiny/seed1/metrics.jsonl"]
+    for path in precious:
+        path.parent.mkdir(parents=True)
+        path.write_text("of the other start")
+    command = ["--config", str(tmp_path / "config.yaml")]
+    with _taken(precious[0].parent), _taken(precious[1].parent):
+        for flags in ([], ["--smoke"]):
+            assert main([*command, *flags]) == 1
+            lines = capfd.readouterr().err.splitlines()
+            assert len(lines) == 1
+            assert "in use: process 7 on elsewhere" in lines[0] and "another name" in lines[0]
+        ranks = CommandRanks(config, tmp_path / "ranks")
+        assert main([*command, "--dry-run"]) == 0
+        assert ranks.wait() == [1, 1], ranks.output()
+        assert len(ranks.errors()) == 1 and "process 7 on elsewhere" in ranks.errors()[0]
+    for path in precious:
+        assert [p.name for p in path.parent.iterdir()] == ["metrics.jsonl"]
+        assert path.read_text() == "of the other start"
+
+
+def test_a_run_is_free_again_after_its_end(tiny: MakeConfig, tmp_path: Path) -> None:
+    """Also in the same process, and it has said who it was."""
+    config = tiny({"train.steps": 1, "train.period": 1})
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    for _ in range(2):
+        assert main(["--config", str(tmp_path / "config.yaml")]) == 0
+    assert f"process {os.getpid()} on " in lock_path(config.run_dir).read_text()
+    with lock_path(config.run_dir).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
