@@ -43,8 +43,11 @@ def start(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs the command up to its first heavy import, which sends a signal to itself."""
     (tmp_path / "pydantic.py").write_text(_INTERRUPTED_IMPORT)
 
+    def not_ignored() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the tests may run in the background
+
     def run(
-        number: int, rank: int = 0, before: Callable[[], object] | None = None
+        number: int, rank: int = 0, before: Callable[[], object] = not_ignored
     ) -> subprocess.CompletedProcess[str]:
         path = f"{tmp_path}:{Path(TRAIN).parents[1]}"
         extra = {"PYTHONPATH": path, "TEST_SIGNAL": str(number), "RANK": str(rank)}

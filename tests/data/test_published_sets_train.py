@@ -33,7 +33,9 @@ def train(tmp_path: Path) -> Iterator[Train]:
     runs = tmp_path / "runs"
 
     def run(name: str, *overrides: str) -> dict[str, Any]:
-        places = [f"data.root={tmp_path}", f"output_dir={runs}"]
+        places = [f"output_dir={runs}"]
+        if not name.startswith("digits_lt/"):  # which have no files
+            places.append(f"data.root={tmp_path}")
         options = ["distributed.engine=plain", "log.progress=off", *places, *overrides]
         assert train_main(["--smoke", "--config", name, *options]) == 0
         folder = runs / "smoke" / name / "seed1"
