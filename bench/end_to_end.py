@@ -61,6 +61,8 @@ class Recipe:
     """(batch_size, mu) that two cores can bear; None: the recipe's own."""
     pictures: bool = False
     """JPEG files, written for the occasion."""
+    cpu_steps: int = 8
+    """Timed steps of a turn on a CPU, unless --steps says otherwise."""
 
 
 def synthetic(classes: int, *more: str) -> tuple[str, ...]:
@@ -77,21 +79,24 @@ def synthetic(classes: int, *more: str) -> tuple[str, ...]:
 RECIPES = {
     "digits": Recipe("digits_lt/reversed"),
     "fashion_mnist": Recipe("fashion_mnist_lt/reversed"),
-    "cifar": Recipe("cifar10_lt/consistent", synthetic(10), cpu_batch=(8, 8)),
+    "cifar": Recipe("cifar10_lt/consistent", synthetic(10), cpu_batch=(8, 8), cpu_steps=4),
     "resnet50_32": Recipe(
         "small_imagenet_127/32",
         synthetic(127, "data.image_size=32", "data.labeled_max=20", "data.unlabeled_max=60"),
         cpu_batch=(2, 2),
+        cpu_steps=2,
     ),
     "resnet50_64": Recipe(
         "small_imagenet_127/64",
         synthetic(127, "data.image_size=64", "data.labeled_max=20", "data.unlabeled_max=60"),
         cpu_batch=(2, 2),
+        cpu_steps=2,
     ),
     "resnet50_224": Recipe(
         "imagenet_1k/224",
         ("data.name=images", "data.labeled_fraction=null", "data.total_max=null"),
         cpu_batch=(2, 2),
+        cpu_steps=2,
         pictures=True,
     ),
 }
@@ -280,13 +285,17 @@ def main() -> int:
     parser.add_argument("--part", type=names_of(WARM_UP), default=list(WARM_UP), metavar="PART,...")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=8, help="timed steps of a turn")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help="timed steps of a turn (default 8, fewer of large networks on a CPU)",
+    )
     parser.add_argument("--workers", type=int, help="of the baseline's unlabeled stream")
     parser.add_argument("--smoke", action="store_true", help="one round of one step, not kept")
     options, overrides = parser.parse_known_args()
     rows: list[dict[str, Any]] = []
     ranks = None
-    rounds, steps = (1, 1) if options.smoke else (options.rounds, options.steps)
+    rounds = 1 if options.smoke else options.rounds
     print("  ".join(f"{key} {value}" for key, value in machine().items()), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in options.recipe:
@@ -295,6 +304,8 @@ def main() -> int:
                 check_launch(config)
                 ranks = start_ranks(config)
             workers = options.workers or (2 if options.smoke else cpu_cores())
+            usual = RECIPES[name].cpu_steps if options.device == "cpu" else 8
+            steps = 1 if options.smoke else options.steps or usual
             same_mathematics(config, ranks)
             rows += measure(name, config, ranks, options.part, rounds, steps, workers)
     stop_ranks()
