@@ -55,9 +55,8 @@ def resident_mib() -> float:
     return pages * 4096 / 2**20
 
 
-def one(changes: dict[str, int], steps: int, flat: bool) -> dict[str, Any]:
-    """What one process measures; imports are part of its start-up."""
-    started = time.perf_counter()
+def one(changes: dict[str, int], steps: int, flat: bool, started: float) -> dict[str, Any]:
+    """What one process measures; `started` is the time at which it was asked for."""
     import torch
 
     from simpro_fast.config import load_config
@@ -82,7 +81,7 @@ def one(changes: dict[str, int], steps: int, flat: bool) -> dict[str, Any]:
     )
     trainer = Trainer(config, start_ranks(config), write=False)
     trainer.train_step()
-    start_up = time.perf_counter() - started
+    start_up = time.time() - started
     times, memory = [], []
     for index in range(steps):
         began = time.perf_counter()
@@ -106,8 +105,10 @@ def one(changes: dict[str, int], steps: int, flat: bool) -> dict[str, Any]:
 
 
 def in_a_process(changes: dict[str, int], steps: int, flat: bool) -> dict[str, Any]:
-    task = json.dumps({"changes": changes, "steps": steps, "flat": flat})
-    done = subprocess.run([sys.executable, __file__, "--one", task], capture_output=True, text=True)
+    task = {"changes": changes, "steps": steps, "flat": flat, "started": time.time()}
+    done = subprocess.run(
+        [sys.executable, __file__, "--one", json.dumps(task)], capture_output=True, text=True
+    )
     if done.returncode:
         sys.exit(f"{changes}: {done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -2,6 +2,7 @@
 
     python bench/scaling.py                                   # about 2 minutes on two cores
     python bench/scaling.py --step-ms wrn_28_2=9.8            # predict from a measured step
+    python bench/scaling.py distributed.sync_bn=average_buffers
     python bench/scaling.py --smoke
 
 Measured: the trainer's own step with the plain engine and one resident batch, one thread per rank,
@@ -115,7 +116,7 @@ def count_collectives() -> tuple[list[int], Callable[[], None]]:
     return sizes, stop
 
 
-def measured_rank(rank: int, world: int, folder: str, steps: int) -> None:
+def measured_rank(rank: int, world: int, folder: str, steps: int, overrides: list[str]) -> None:
     """One of `world` ranks: steps under weak and strong scaling, and plain all-reduces."""
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -132,6 +133,7 @@ def measured_rank(rank: int, world: int, folder: str, steps: int) -> None:
                 "train.threads=1",
                 "log.progress=off",
                 "device=cpu",
+                *overrides,
             ],
         )
         trainer = Trainer(config, ranks, make_loader=synthetic_loader, write=False)
@@ -147,6 +149,7 @@ def measured_rank(rank: int, world: int, folder: str, steps: int) -> None:
             trainer.train_step()
             times.append(time.perf_counter() - started)
         trainer.close()
+        results["batch_norm"] = str(config.distributed.sync_bn)
         results[kind] = {
             "seconds": statistics.median(times),
             "views": trainer.views_per_step,
@@ -167,12 +170,12 @@ def measured_rank(rank: int, world: int, folder: str, steps: int) -> None:
     dist.destroy_process_group()
 
 
-def measure(worlds: tuple[int, ...], steps: int) -> list[dict[str, Any]]:
+def measure(worlds: tuple[int, ...], steps: int, overrides: list[str]) -> list[dict[str, Any]]:
     """One row per kind of scaling and number of ranks."""
     found: dict[int, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for world in worlds:
-            mp.spawn(measured_rank, (world, folder, steps), nprocs=world)
+            mp.spawn(measured_rank, (world, folder, steps, overrides), nprocs=world)
             found[world] = torch.load(f"{folder}/world{world}.pt", weights_only=True)
     rows = []
     for kind in ("weak", "strong"):
@@ -188,6 +191,7 @@ def measure(worlds: tuple[int, ...], steps: int) -> list[dict[str, Any]]:
                 {
                     "scaling": kind,
                     "ranks": world,
+                    "batch_norm": results["batch_norm"],
                     "views_per_step": here["views"],
                     "step_ms": round(1e3 * here["seconds"], 2),
                     "views_per_second": round(views),
@@ -267,12 +271,12 @@ def draw(path: Path, measured: list[dict[str, Any]], model: list[dict[str, Any]]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Scaling over ranks: measured and predicted.")
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=15, help="of each measurement")
     parser.add_argument(
-        "--step-ms", nargs="+", default=[], metavar="MODEL=MS", help="measured on one GPU"
+        "--step-ms", action="append", default=[], metavar="MODEL=MS", help="measured on one GPU"
     )
     parser.add_argument("--smoke", action="store_true", help="2 ranks, 1 step, nothing kept")
-    options = parser.parse_args()
+    options, overrides = parser.parse_known_args()
     step_ms = dict(STEP_MS)
     for item in options.step_ms:
         name, _, value = item.partition("=")
@@ -280,7 +284,7 @@ def main() -> int:
             parser.error(f"--step-ms {item}: give one of {', '.join(STEP_MS)} as NAME=NUMBER")
         step_ms[name] = float(value)
     worlds, steps = ((1, 2), 1) if options.smoke else (WORLDS, options.steps)
-    measured, model = measure(worlds, steps), model_rows(step_ms)
+    measured, model = measure(worlds, steps, overrides), model_rows(step_ms)
     print("  ".join(f"{key} {value}" for key, value in machine().items()))
     for row in measured:
         print(
@@ -297,7 +301,7 @@ def main() -> int:
                 f"{row['efficiency']:.2f}; first limit: {first}, {parts[first]:.2f} ms"
             )
     if not options.smoke:
-        write_table(RESULTS / "scaling.csv", measured, replace=("scaling", "ranks"))
+        write_table(RESULTS / "scaling.csv", measured, replace=("scaling", "ranks", "batch_norm"))
         write_table(RESULTS / "scaling_model.csv", model, replace=("model", "batch_norm", "gpus"))
         draw(RESULTS / "scaling.png", measured, model)
     return 0
