@@ -128,14 +128,14 @@ def draw(path: Path, rows: list[dict[str, Any]]) -> None:
             panel = panels[row][column]
             panel.plot(values, [r[key] for r in shown], "o-")
             panel.set_xscale("log")
-            panel.set_ylim(bottom=0)
+            panel.set_ylim(0, 1.15 * max(r[key] for r in shown))
             panel.grid(alpha=0.3)
             if column == 0:
                 panel.set_ylabel(label)
         panels[1][column].set_xticks(values, [f"{value:,}" for value in values], rotation=30)
         panels[1][column].minorticks_off()
         panels[0][column].set_title(AXES[name][0])
-    figure.suptitle(f"One thread of {machine()['machine']}", fontsize=10)
+    figure.suptitle(f"One thread: {machine()['machine'].partition(',')[0]}", fontsize=10)
     figure.savefig(path, dpi=110)
 
 

@@ -155,7 +155,8 @@ def measured_rank(rank: int, world: int, folder: str, steps: int, overrides: lis
             "views": trainer.views_per_step,
             "bytes": sizes,
         }
-    for size in sorted({size for kind in results.values() for size in kind["bytes"]}):
+    sizes_sent = {size for kind in ("weak", "strong") for size in results[kind]["bytes"]}
+    for size in sorted(sizes_sent):
         payload = torch.zeros(size, dtype=torch.uint8)
         times = []
         for _ in range(20):
