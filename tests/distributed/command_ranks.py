@@ -104,17 +104,21 @@ class CommandRanks:
 
     def left_behind(self) -> list[int]:
         """Processes that a rank has started and that outlive it."""
-        sessions = {p.pid for p in self.processes}
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                except OSError:
-                    continue
-                if int(fields[3]) in sessions and fields[0] not in "ZX":
-                    found.append(int(entry.name))
-        return found
+        return processes_of({p.pid for p in self.processes})
+
+
+def processes_of(sessions: set[int]) -> list[int]:
+    """Running processes that belong to one of these sessions (Linux)."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) in sessions and fields[0] not in "ZX":
+                found.append(int(entry.name))
+    return found
 
 
 def newest_step(config: Config) -> int:

@@ -6,10 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from simpro_fast.config import Config
 from simpro_fast.training.checkpoint import list_checkpoints, read_checkpoint
+from tests.equality import assert_bit_equal
 
 # What depends on the clock, the place or the number of processes that worked on a run.
 NOT_COMPARED = ("seconds", "config")
@@ -26,7 +25,7 @@ class Outcome:
     def assert_equal(self, other: Outcome) -> None:
         """Bit for bit, without clocks."""
         for key in self.state.keys() | other.state.keys():
-            _assert_equal(self.state[key], other.state[key], key)
+            assert_bit_equal(self.state[key], other.state[key], key)
         assert self.metrics == other.metrics
 
 
@@ -37,14 +36,3 @@ def outcome(config: Config) -> Outcome:
         {k: v for k, v in state.items() if k not in NOT_COMPARED},
         [{k: v for k, v in row.items() if k not in NOT_COMPARED_METRICS} for row in rows],
     )
-
-
-def _assert_equal(a: Any, b: Any, where: str) -> None:
-    if isinstance(a, torch.Tensor):
-        assert a.dtype == b.dtype and torch.equal(a, b), where
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys(), where
-        for key in a:
-            _assert_equal(a[key], b[key], f"{where}.{key}")
-    else:
-        assert a == b, where

@@ -17,7 +17,7 @@ from simpro_fast.training.checkpoint import newest_whole
 from simpro_fast.training.preemption import PREEMPTED, StopRequests, _is_launcher, is_running
 from simpro_fast.training.trainer import Trainer
 from tests.conftest import TRAIN, clean_environment
-from tests.distributed.command_ranks import CommandRanks, free_port, newest_step
+from tests.distributed.command_ranks import CommandRanks, free_port, newest_step, processes_of
 from tests.distributed.outcomes import Outcome, outcome
 
 MakeConfig = Callable[..., Config]
@@ -147,7 +147,7 @@ def test_through_the_deepspeed_launcher(tiny: MakeConfig, tmp_path: Path, victim
             assert time.monotonic() < deadline, "a rank trains on without its launcher"
             time.sleep(0.05)
     finally:
-        for pid in _session(launcher.pid):
+        for pid in processes_of({launcher.pid}):
             os.kill(pid, signal.SIGKILL)
     text = (tmp_path / "out").read_text()
     assert f"checkpoint of step {newest_step(config)} is saved" in text
@@ -159,23 +159,12 @@ def _wait_for_ranks(launcher: int, config: Config, log: Path) -> list[int]:
     while newest_step(config) < 5:
         assert time.monotonic() < deadline and is_running(launcher), log.read_text()
         time.sleep(0.05)
-    lines = {p: Path(f"/proc/{p}/cmdline").read_text().split("\0") for p in _session(launcher)}
+    lines = {
+        p: Path(f"/proc/{p}/cmdline").read_text().split("\0") for p in processes_of({launcher})
+    }
     ranks = [pid for pid, line in lines.items() if any("--local_rank=" in a for a in line)]
     assert len(ranks) == 2, lines
     return ranks
-
-
-def _session(leader: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[3]) == leader and fields[0] not in "ZX":
-                found.append(int(entry.name))
-    return found
 
 
 @pytest.mark.parametrize(

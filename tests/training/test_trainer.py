@@ -22,6 +22,7 @@ from simpro_fast.training.guard import NonFiniteLossError
 from simpro_fast.training.ranks import start_ranks
 from simpro_fast.training.resume import is_finished
 from simpro_fast.training.trainer import Trainer
+from tests.equality import assert_bit_equal
 
 MakeConfig = Callable[..., Config]
 NAME = "step_%09d.pt"
@@ -42,18 +43,6 @@ def rows(config: Config) -> list[dict[str, Any]]:
 
 def final_state(config: Config) -> dict[str, Any]:
     return read_checkpoint(list_checkpoints(config.run_dir / "checkpoints")[0])
-
-
-def assert_bit_equal(a: Any, b: Any, where: str = "") -> None:
-    assert type(a) is type(b), where
-    if isinstance(a, torch.Tensor):
-        assert a.dtype == b.dtype and torch.equal(a, b), where
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys(), where
-        for key in a:
-            assert_bit_equal(a[key], b[key], f"{where}.{key}")
-    else:
-        assert a == b, where
 
 
 def test_train_step_is_short_and_three_hops_from_the_entry() -> None:
