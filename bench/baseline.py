@@ -24,11 +24,11 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
 from simpro_fast.config import Config
-from simpro_fast.data.dataset import ArrayDataset
+from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.datasets.image_list import FileImages
 from simpro_fast.data.loader import Batch, Views
-from simpro_fast.data.own_images import FileImages
-from simpro_fast.data.splits import Split
-from simpro_fast.training.optim import learning_rate, param_groups
+from simpro_fast.data.splits.build import Split
+from simpro_fast.engine.optim import learning_rate, param_groups
 
 
 class StrongPolicy:

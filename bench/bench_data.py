@@ -33,10 +33,10 @@ from data_rivals import DaliStock, Ours, Side, Work, Workers
 from pictures import write_pictures
 
 from simpro_fast.config import load_config
+from simpro_fast.data.datasets.image_list import load_own_images, own_split
+from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.loader import rank_shapes, resolve_views
-from simpro_fast.data.own_images import load_own_images, own_split
-from simpro_fast.data.sources import load_dataset
-from simpro_fast.data.splits import make_split
+from simpro_fast.data.splits.build import make_split
 
 SIDES: dict[str, Callable[[Work], Side]] = {
     "ours": Ours,

@@ -22,9 +22,9 @@ from common import machine, names_of, write_table
 
 from simpro_fast.config import Config, load_config
 from simpro_fast.data.loader import Loader, SyntheticLoader, build_loader, rank_shapes
+from simpro_fast.distributed.process_group import check_launch, start_ranks, stop_ranks
 from simpro_fast.errors import UserError
-from simpro_fast.training.finish import peak_memory_mib
-from simpro_fast.training.ranks import check_launch, start_ranks, stop_ranks
+from simpro_fast.run.export import peak_memory_mib
 from simpro_fast.training.trainer import Trainer
 
 WARM_UP = 5

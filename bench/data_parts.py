@@ -24,13 +24,13 @@ from bench_data import ARRAYS
 from common import RESULTS, machine, write_table
 
 from simpro_fast.config import Config, load_config
-from simpro_fast.data.batch_views import crop_flip, join_tables, view_table
-from simpro_fast.data.dali_loader import DaliLoader
-from simpro_fast.data.draws import StepDraws
+from simpro_fast.data.augment.rand_augment import apply_strong_policy
+from simpro_fast.data.augment.views import crop_flip, join_tables, view_table
+from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.loader import build_loader
-from simpro_fast.data.policy import apply_strong_policy
-from simpro_fast.data.sources import load_dataset
-from simpro_fast.data.splits import make_split
+from simpro_fast.data.pipeline.array_loader import DaliLoader
+from simpro_fast.data.sampling.draws import StepDraws
+from simpro_fast.data.splits.build import make_split
 
 RECIPES = {"digits": (16, 32), "fashion_mnist": (28, 32), "cifar": (32, 64)}
 """Image side and labeled images per step; mu is 8."""

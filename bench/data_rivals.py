@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from simpro_fast.config import Config
-from simpro_fast.data.dataset import ArrayDataset
+from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.datasets.image_list import FileImages
 from simpro_fast.data.loader import Shapes, Views, build_loader
-from simpro_fast.data.own_images import FileImages
-from simpro_fast.data.splits import Split
+from simpro_fast.data.splits.build import Split
 
 GREY = 127
 MAGNITUDE = 9

@@ -39,8 +39,14 @@ from simpro_fast.data.loader import (
     build_loader,
     resolve_views,
 )
+from simpro_fast.distributed.process_group import (
+    Ranks,
+    check_launch,
+    cpu_cores,
+    start_ranks,
+    stop_ranks,
+)
 from simpro_fast.errors import UserError
-from simpro_fast.training.ranks import Ranks, check_launch, cpu_cores, start_ranks, stop_ranks
 from simpro_fast.training.trainer import Trainer
 
 # Neighbouring turns of both, after this many steps that empty the queues filled before the turn.

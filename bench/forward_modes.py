@@ -35,11 +35,11 @@ import torch
 from torch import Tensor
 
 from simpro_fast.config import Config, load_config
-from simpro_fast.files import write_atomically
-from simpro_fast.training.ranks import check_launch, start_ranks, stop_ranks
-from simpro_fast.training.run_dir import machine
-from simpro_fast.training.source_tree import git_commit
+from simpro_fast.distributed.process_group import check_launch, start_ranks, stop_ranks
+from simpro_fast.run.directory import machine
 from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.atomic_write import write_atomically
+from simpro_fast.utils.provenance import git_commit
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MODES = {

@@ -35,8 +35,8 @@ from bench_step import synthetic_loader
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simpro_fast.config import load_config
-from simpro_fast.training.ranks import check_launch, start_ranks, stop_ranks
-from simpro_fast.training.run_dir import git_commit, machine
+from simpro_fast.distributed.process_group import check_launch, start_ranks, stop_ranks
+from simpro_fast.run.directory import git_commit, machine
 from simpro_fast.training.trainer import Trainer
 
 WARM_UP = 3

@@ -3,7 +3,7 @@
 
 import sys
 
-from simpro_fast.doctor import main
+from simpro_fast.cli.doctor import main
 
 if __name__ == "__main__":
     sys.exit(main())

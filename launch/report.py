@@ -3,7 +3,7 @@
 
 import sys
 
-from simpro_fast.report.command import main
+from simpro_fast.cli.report import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -22,8 +22,8 @@ from simpro_fast.config.data import DataConfig
 from simpro_fast.errors import ConfigError
 
 if TYPE_CHECKING:
-    from simpro_fast.data.sources import ArrayDataset
-    from simpro_fast.data.splits import Split
+    from simpro_fast.data.datasets.registry import ArrayDataset
+    from simpro_fast.data.splits.build import Split
 
 
 @dataclass(frozen=True)
@@ -207,9 +207,9 @@ def build_loader(
     labeled or unlabeled images, or for several steps per fetch from files; `UserError` when DALI
     is not installed.
     """
-    from simpro_fast.data.dali_loader import DaliLoader
-    from simpro_fast.data.image_loader import ImageLoader
-    from simpro_fast.data.own_images import OwnImages
+    from simpro_fast.data.datasets.image_list import OwnImages
+    from simpro_fast.data.pipeline.array_loader import DaliLoader
+    from simpro_fast.data.pipeline.file_loader import ImageLoader
 
     shapes = rank_shapes(
         data, labeled_views=labeled_views, strong_views=strong_views, world_size=world_size

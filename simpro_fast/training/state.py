@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from simpro_fast.data.splits import save_split
+from simpro_fast.data.splits.build import save_split
 from simpro_fast.errors import ConfigError
-from simpro_fast.training.board import Board
-from simpro_fast.training.checkpoint import find_checkpoint
-from simpro_fast.training.resume import check_same_run
+from simpro_fast.run.checkpoint import find_checkpoint
+from simpro_fast.run.resume import check_same_run
+from simpro_fast.run.tensorboard import Board
 
 if TYPE_CHECKING:
     from simpro_fast.training.trainer import Trainer

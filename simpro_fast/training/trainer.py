@@ -12,14 +12,19 @@ import torch
 from torch import nn
 
 from simpro_fast.config import Config
+from simpro_fast.data.datasets.image_list import select
+from simpro_fast.data.datasets.registry import ArrayDataset, load_dataset
 from simpro_fast.data.loader import Loader, build_loader, rank_shapes
-from simpro_fast.data.own_images import select
-from simpro_fast.data.sampling import LabeledDraws
-from simpro_fast.data.sources import ArrayDataset, load_dataset
-from simpro_fast.data.splits import Split, make_split
+from simpro_fast.data.sampling.labeled_order import LabeledDraws
+from simpro_fast.data.splits.build import Split, make_split
+from simpro_fast.distributed.process_group import Ranks, cpu_cores
+from simpro_fast.engine.base import build_engine, weight_dtype
+from simpro_fast.engine.compile import compile_method, require_compiler
+from simpro_fast.engine.optim import learning_rate
 from simpro_fast.errors import PeerError, UserError
 from simpro_fast.evaluation import Evaluation, evaluate, kl_divergence
-from simpro_fast.files import write_json
+from simpro_fast.fault_tolerance.stop_requests import Preempted
+from simpro_fast.fault_tolerance.watchdog import Watchdog
 from simpro_fast.methods import MethodOutput, build_method, resolve_alpha
 from simpro_fast.models import (
     PretrainedReport,
@@ -30,23 +35,18 @@ from simpro_fast.models import (
     first_rank_buffers,
     load_pretrained,
 )
-from simpro_fast.training import finish
-from simpro_fast.training.board import Board
-from simpro_fast.training.checkpoint import list_checkpoints, save_checkpoint
-from simpro_fast.training.compilation import compile_method, require_compiler
-from simpro_fast.training.engine import build_engine, weight_dtype
-from simpro_fast.training.forward import ViewForward
-from simpro_fast.training.guard import NonFiniteLossError, StepGuard, refuse_non_finite
-from simpro_fast.training.meter import Meter, Stopwatch
+from simpro_fast.run import export
+from simpro_fast.run.checkpoint import list_checkpoints, save_checkpoint
+from simpro_fast.run.directory import RunDirectory
+from simpro_fast.run.progress import Progress
+from simpro_fast.run.tensorboard import Board
+from simpro_fast.training.metrics import Meter, Stopwatch
 from simpro_fast.training.micro_batch import join_outputs, split_batch
-from simpro_fast.training.optim import learning_rate
-from simpro_fast.training.preemption import Preempted
-from simpro_fast.training.progress import Progress
-from simpro_fast.training.ranks import Ranks, cpu_cores
-from simpro_fast.training.run_dir import RunDirectory
-from simpro_fast.training.source_tree import git_commit
 from simpro_fast.training.state import History, collect_state, find_state, restore_state, start_run
-from simpro_fast.training.watchdog import Watchdog
+from simpro_fast.training.step_guard import NonFiniteLossError, StepGuard, refuse_non_finite
+from simpro_fast.training.view_forward import ViewForward
+from simpro_fast.utils.atomic_write import write_json
+from simpro_fast.utils.provenance import git_commit
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class Trainer:
                 if stop and not last:
                     raise Preempted(saved, agreed=True)
         with watchdog.phase("finishing"):
-            return finish.finish_run(self)
+            return export.finish_run(self)
 
     def _finish_period(self, last: bool) -> None:
         """The M step (pi_u and phi), evaluation and one row of metrics."""
@@ -194,7 +194,7 @@ class Trainer:
             "top1_class_mean": evaluation.top1_class_mean if evaluation else None,
             "images_per_second": self.stopwatch.views_per_second(self.views_per_step),
             "data_wait_fraction": self.stopwatch.wait_fraction(),
-            "peak_memory_mib": finish.peak_memory_mib(self.ranks.device),
+            "peak_memory_mib": export.peak_memory_mib(self.ranks.device),
         }
         self.stopwatch = Stopwatch()
         self.progress.show(self.step, row["loss"] or 0.0, row["mask_rate"] or 0.0, kl_pi_u)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from simpro_fast.config import Config, flatten, load_config
-from simpro_fast.data.counts import long_tailed_counts, unlabeled_counts
-from simpro_fast.data.sources import load_dataset
-from simpro_fast.data.splits import make_split
+from simpro_fast.data.datasets.registry import load_dataset
+from simpro_fast.data.splits.build import make_split
+from simpro_fast.data.splits.class_counts import long_tailed_counts, unlabeled_counts
 
 CONFIGS = Path(str(resources.files("simpro_fast.configs")))
 NAMES = sorted(

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from simpro_fast import doctor, doctor_data, doctor_machine, doctor_ranks, doctor_work
+from simpro_fast.cli import doctor
 from simpro_fast.config import load_config
-from simpro_fast.data.sources import load_dataset
-from simpro_fast.data.splits import make_split
-from simpro_fast.doctor_line import Line, closing, merge, table
-from simpro_fast.training.ranks import Ranks
+from simpro_fast.data.datasets.registry import load_dataset
+from simpro_fast.data.splits.build import make_split
+from simpro_fast.distributed.process_group import Ranks
+from simpro_fast.doctor import data, examine, machine, ranks, speed
+from simpro_fast.doctor.table import Line, closing, merge, table
 from tests.conftest import ROOT, clean_environment
 from tests.distributed.test_launch import free_port
 
@@ -33,7 +34,7 @@ CIFAR = ["data.name=cifar10", "data.image_size=null", "data.root=ROOT"]
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(doctor_work, "SECONDS", 0.05)
+    monkeypatch.setattr(speed, "SECONDS", 0.05)
 
 
 def test_a_sound_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,8 +60,8 @@ def test_one_failing_check_hides_no_other(
         raise RuntimeError("the decoder\nhas a long story")
 
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(doctor_work, "check_decoding", broken)
-    monkeypatch.setattr(doctor_machine.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(speed, "check_decoding", broken)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
     file = tmp_path / "file"
     file.write_text("where the folder should be")
     options = ["--output", str(file), PLAIN, "distributed.expect_world_size=4"]
@@ -91,9 +92,9 @@ def test_the_data_set_of_the_configuration(
 ) -> None:
     for part in ("train", "val"):
         (tmp_path / part).mkdir()
-    config = load_config(doctor.DEFAULT, [c.replace("ROOT", str(tmp_path)) for c in changes])
+    config = load_config(examine.DEFAULT, [c.replace("ROOT", str(tmp_path)) for c in changes])
     alone = Ranks(0, 0, 1, 1, torch.device("cpu"))
-    line = doctor._guarded(lambda: doctor_data.check_data(config, alone))
+    line = examine.guarded(lambda: data.check_data(config, alone))
     assert line.verdict == verdict, line
     assert told.replace("ROOT", str(tmp_path)) in line.found and "\n" not in line.found
 
@@ -154,28 +155,28 @@ def test_known_bad_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """An old driver under new CUDA, both DALI builds, a Triton that torch does not want."""
     versions = {"nvidia-dali-cuda120": "2.0", "nvidia-dali-cuda130": "2.4.0"}
     versions.update(triton="2.0.0", pyarrow="13.0.0")
-    monkeypatch.setattr(doctor_machine, "version_of", lambda name: versions.get(name))
-    monkeypatch.setattr(doctor_machine.metadata, "requires", lambda _: ["triton==3.8.0; linux"])
-    monkeypatch.setattr(doctor_machine.torch.version, "cuda", "13.0")
-    found = [what for what, _ in doctor_machine._bad_pairs("550.54.15")]
+    monkeypatch.setattr(machine, "version_of", lambda name: versions.get(name))
+    monkeypatch.setattr(machine.metadata, "requires", lambda _: ["triton==3.8.0; linux"])
+    monkeypatch.setattr(machine.torch.version, "cuda", "13.0")
+    found = [what for what, _ in machine._bad_pairs("550.54.15")]
     assert len(found) == 4
     assert "driver 580" in found[3]
     versions.clear()
-    assert doctor_machine._bad_pairs("580.65.06") == []
+    assert machine._bad_pairs("580.65.06") == []
 
 
 def test_skewed_clocks_and_slow_links_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     two = Ranks(0, 0, 2, 2, torch.device("cpu"))
-    monkeypatch.setattr(doctor_ranks.dist, "barrier", lambda: None)
+    monkeypatch.setattr(ranks.dist, "barrier", lambda: None)
     monkeypatch.setattr(Ranks, "gather", lambda self, now: torch.stack([now, now + 3 * 10**9]))
-    line = doctor_ranks.check_clocks(two)
+    line = ranks.check_clocks(two)
     assert line.verdict == "warning" and "3000 ms" in line.found and "NTP" in line.cure
 
 
 @pytest.mark.parametrize("world", [1, 64, 65, 1000])
 def test_the_trial_has_images_for_every_rank(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", str(world))
-    config = doctor._trial(load_config(doctor.DEFAULT))
+    config = examine.trial_config(load_config(examine.DEFAULT))
     split = make_split(config.data, load_dataset(config.data), config.seed)
     assert config.data.batch_size % world == 0
     assert min(len(split.labeled), len(split.unlabeled)) >= world

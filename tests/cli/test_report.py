@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simpro_fast.cli.report import main
 from simpro_fast.errors import UserError
 from simpro_fast.report import ViewsSheet, figures, print_summary, write_report
-from simpro_fast.report.command import main
 from simpro_fast.report.runs import Run, kl_of_uniform, load_run, read_metrics, run_labels
 
 

@@ -10,7 +10,7 @@ from subprocess import CompletedProcess
 import pytest
 import yaml
 
-from simpro_fast.cli import main
+from simpro_fast.cli.train import main
 from simpro_fast.config import flatten, load_config, load_smoke_config
 from simpro_fast.config.smoke import smoke_sizes
 from tests.cli.test_configs import CONFIGS, NAMES

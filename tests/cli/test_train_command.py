@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from simpro_fast.cli import parse_arguments
+from simpro_fast.cli.train import parse_arguments
 from simpro_fast.config import dump_config
 from simpro_fast.errors import ConfigError
 from tests.conftest import TINY

@@ -48,7 +48,7 @@ def test_works_outside_the_clone(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     program = (
-        "import sys, simpro_fast, simpro_kernels; from simpro_fast.cli import main; "
+        "import sys, simpro_fast, simpro_kernels; from simpro_fast.cli.train import main; "
         "print(simpro_fast.__file__, simpro_kernels.__file__); "
         "sys.exit(main(['--config', 'digits_lt/reversed', '--print-config']))"
     )

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.image_loader import ImageLoader
+from simpro_fast.data.datasets.image_list import load_own_images, own_split
 from simpro_fast.data.loader import Batch, build_loader
-from simpro_fast.data.own_images import load_own_images, own_split
+from simpro_fast.data.pipeline.file_loader import ImageLoader
 
 SIDE, BATCH, MU, L, V = 24, 4, 2, 2, 2
 M = BATCH * MU

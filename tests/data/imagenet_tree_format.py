@@ -6,7 +6,7 @@ from pathlib import Path
 
 from image_folders import picture, save
 
-from simpro_fast.data.imagenet_classes import class_list
+from simpro_fast.data.datasets.imagenet_classes import class_list
 
 
 def write_imagenet_tree(root: Path, per_class: int, val_classes: int = 1000) -> Path:

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from simpro_fast.data.boxes import box_draws, centre_box, random_boxes, resize_box
-from simpro_fast.data.draws import WORDS_PER_VIEW, Stream, raw_words
+from simpro_fast.data.augment.crops import box_draws, centre_box, random_boxes, resize_box
+from simpro_fast.data.sampling.draws import WORDS_PER_VIEW, Stream, raw_words
 from tests.data.image_folders import picture
 
 SCALE, RATIO = (0.2, 1.0), (3 / 4, 4 / 3)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from simpro_fast.data.draws import (
+from simpro_fast.data.sampling.draws import (
     WORDS_PER_VIEW,
     Permutation,
     ShuffledOrder,
@@ -244,7 +244,7 @@ def test_the_cost_of_a_rank_does_not_grow_with_the_world(monkeypatch: pytest.Mon
         drawn.append(len(words))
         return words
 
-    monkeypatch.setattr("simpro_fast.data.draws.raw_words", counting)
+    monkeypatch.setattr("simpro_fast.data.sampling.draws.raw_words", counting)
     totals = []
     for world in (1, 1000):
         one = StepSource(

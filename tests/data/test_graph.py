@@ -10,11 +10,11 @@ import pytest
 import torch
 from sklearn.datasets import load_sample_image
 
-from simpro_fast.data import graph
-from simpro_fast.data.batch_views import ViewTable, make_views
-from simpro_fast.data.draws import Stream, ViewDraws, ViewSettings, view_draws
+from simpro_fast.data.augment.rand_augment import Operation, strong_table, weak_table
+from simpro_fast.data.augment.views import ViewTable, make_views
 from simpro_fast.data.loader import Views
-from simpro_fast.data.policy import Operation, strong_table, weak_table
+from simpro_fast.data.pipeline import dali
+from simpro_fast.data.sampling.draws import Stream, ViewDraws, ViewSettings, view_draws
 from simpro_fast.errors import UserError
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def run_graph(
 ) -> torch.Tensor:
     resident = torch.from_numpy(images).to(device)
     table = ViewTable(np.arange(len(one)), one.flip, one.shift, strong)
-    pipe = graph.build_pipeline(
+    pipe = dali.build_pipeline(
         lambda: list(make_views(resident, table, max_shift=views.shift).chunk(2)),
         parts=2,
         views=views,
@@ -119,4 +119,4 @@ def test_without_dali_the_error_has_the_pip_line(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(UserError, match="pip install nvidia-dali-cuda130"):
-        graph.import_dali()
+        dali.import_dali()

@@ -12,15 +12,15 @@ from PIL import Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data import image_loader
-from simpro_fast.data.boxes import resize_box
-from simpro_fast.data.draws import ViewDraws
-from simpro_fast.data.graph import import_dali
-from simpro_fast.data.image_files import Facts, check_file, read_rgb
-from simpro_fast.data.image_graph import decode, path_array
+from simpro_fast.data.augment.crops import resize_box
+from simpro_fast.data.augment.rand_augment import strong_policy, strong_table
+from simpro_fast.data.datasets.image_list import MEAN, STD, load_own_images, own_split
+from simpro_fast.data.files.decode import Facts, check_file, read_rgb
 from simpro_fast.data.loader import build_loader
-from simpro_fast.data.own_images import MEAN, STD, load_own_images, own_split
-from simpro_fast.data.policy import strong_policy, strong_table
+from simpro_fast.data.pipeline import file_loader
+from simpro_fast.data.pipeline.dali import import_dali
+from simpro_fast.data.pipeline.file_graph import decode, path_array
+from simpro_fast.data.sampling.draws import ViewDraws
 from simpro_fast.errors import ConfigError, UserError
 from tests.data.file_loaders import BATCH, MU, SIDE, L, M, V, assert_same, batches, loader
 from tests.data.image_folders import cut, every_kind, picture, save, tidy
@@ -272,7 +272,7 @@ def test_vanished_file_stops_even_when_skipping(tmp_path: Path) -> None:
 
 
 def test_all_images_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_loader, "ATTEMPTS", 5)
+    monkeypatch.setattr(file_loader, "ATTEMPTS", 5)
     root = tidy(tmp_path)
     with loader(root, on_bad_image="skip") as made:
         for path in (root / "unlabeled").iterdir():
@@ -290,7 +290,7 @@ def test_file_that_only_the_decoder_refuses_is_found(
     with loader(root) as made:
         bad = Path(made.describe(0)["paths"][5])
         cut(bad, bad)
-        monkeypatch.setattr(image_loader, "check_file", lambda path: Facts())
+        monkeypatch.setattr(file_loader, "check_file", lambda path: Facts())
         with pytest.raises(UserError, match=f"step 0: {bad}: damaged: the decoder refuses it"):
             made.next(0)
 

@@ -13,15 +13,15 @@ import pytest
 import yaml
 from imagenet_tree_format import write_imagenet_tree
 
-from simpro_fast import prepare
+from simpro_fast.cli.train import prepare
 from simpro_fast.config import Config
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.imagenet_classes import class_list
-from simpro_fast.data.imagenet_tree import ImageNetTree, load_imagenet
-from simpro_fast.data.own_images import FileImages
-from simpro_fast.data.splits import make_split
+from simpro_fast.data.datasets.image_list import FileImages
+from simpro_fast.data.datasets.imagenet import ImageNetTree, load_imagenet
+from simpro_fast.data.datasets.imagenet_classes import class_list
+from simpro_fast.data.splits.build import make_split
+from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.training.ranks import start_ranks
 from simpro_fast.training.trainer import Trainer
 
 PER_CLASS = 3

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data import dali_loader
+from simpro_fast.data.augment.replay import replay_views
+from simpro_fast.data.datasets.registry import ArrayDataset
 from simpro_fast.data.loader import (
     Batch,
     Loader,
@@ -25,10 +26,9 @@ from simpro_fast.data.loader import (
     rank_shapes,
     resolve_views,
 )
-from simpro_fast.data.replay import replay_views
-from simpro_fast.data.sampling import LabeledDraws
-from simpro_fast.data.sources import ArrayDataset
-from simpro_fast.data.splits import Split
+from simpro_fast.data.pipeline import array_loader
+from simpro_fast.data.sampling.labeled_order import LabeledDraws
+from simpro_fast.data.splits.build import Split
 from simpro_fast.errors import ConfigError, UserError
 
 CPU = torch.device("cpu")
@@ -144,7 +144,7 @@ def test_views_made_by_several_threads_are_the_same(
     usual = make()
     expected = [usual.next(step) for step in range(4)]
     before = threads()
-    monkeypatch.setattr(dali_loader, "PIXELS_PER_THREAD", 1)
+    monkeypatch.setattr(array_loader, "PIXELS_PER_THREAD", 1)
     shared = make(num_threads=num_threads)
     for batch in expected:
         assert_equal(shared.next(batch.step), batch)
@@ -290,7 +290,7 @@ def test_steps_out_of_order_are_refused(make: Make) -> None:
 
 def test_a_failure_names_its_step_and_stays(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = make()
-    good = dali_loader.view_table
+    good = array_loader.view_table
 
     def broken(*arguments: Any) -> Any:
         calls.append(1)
@@ -299,7 +299,7 @@ def test_a_failure_names_its_step_and_stays(make: Make, monkeypatch: pytest.Monk
         return good(*arguments)
 
     calls: list[int] = []
-    monkeypatch.setattr(dali_loader, "view_table", broken)
+    monkeypatch.setattr(array_loader, "view_table", broken)
     with pytest.raises(UserError, match=r"step 2 failed: disk on fire"):
         for step in range(4):
             loader.next(step)
@@ -313,7 +313,7 @@ def test_a_failure_inside_the_graph_is_one_line(
     def broken(*_: Any, **__: Any) -> torch.Tensor:
         raise OSError("disk on fire")
 
-    monkeypatch.setattr(dali_loader, "make_views", broken)
+    monkeypatch.setattr(array_loader, "make_views", broken)
     with pytest.raises(UserError, match=r"^data of step 0: .*disk on fire$"):
         make().next(0)
 
@@ -352,8 +352,8 @@ import numpy, torch
 torch.set_num_threads(3)
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.loader import build_loader
-from simpro_fast.data.sources import load_dataset
-from simpro_fast.data.splits import make_split
+from simpro_fast.data.datasets.registry import load_dataset
+from simpro_fast.data.splits.build import make_split
 data = DataConfig(labeled_max=10, unlabeled_max=10, gamma_labeled=2.0, test_per_class=5,
                   batch_size=8, mu=2)
 digits = load_dataset(data)

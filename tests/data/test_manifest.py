@@ -12,10 +12,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from simpro_fast.data.ignored import HIDDEN, NO_IMAGE, OUTSIDE, SPECIAL, TAKEN
-from simpro_fast.data.image_files import check_file, read_header, read_rgb
-from simpro_fast.data.image_scan import scan_folders
-from simpro_fast.data.manifest import Manifest, Row, make_manifest, read_manifest, write_manifest
+from simpro_fast.data.files.decode import check_file, read_header, read_rgb
+from simpro_fast.data.files.manifest import (
+    Manifest,
+    Row,
+    make_manifest,
+    read_manifest,
+    write_manifest,
+)
+from simpro_fast.data.files.scan_folders import scan_folders
+from simpro_fast.data.files.skipped import HIDDEN, NO_IMAGE, OUTSIDE, SPECIAL, TAKEN
 from simpro_fast.errors import UserError
 from tests.data.image_folders import cut, picture, save, tidy
 
@@ -111,7 +117,7 @@ def test_folder_without_permission_is_named(open_path: Path) -> None:
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from simpro_fast.data.image_scan import scan_folders\n"
+        "from simpro_fast.data.files.scan_folders import scan_folders\n"
         "os.setgid(65534); os.setuid(65534)\n"
         "root = Path(sys.argv[1])\n"
         "try: scan_folders(root / 'labeled', [root / 'unlabeled'])\n"
@@ -312,7 +318,7 @@ def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> No
     code = (
         "import resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from simpro_fast.files import replacing\n"
+        "from simpro_fast.utils.atomic_write import replacing\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "try:\n"

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simpro_fast import prepare
+from simpro_fast.cli.train import prepare
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.own_images import FileImages, OwnImages, load_own_images, select
-from simpro_fast.data.packed import square
-from simpro_fast.data.sources import load_dataset
-from simpro_fast.data.splits import Split, make_split
+from simpro_fast.data.datasets.image_list import FileImages, OwnImages, load_own_images, select
+from simpro_fast.data.datasets.registry import load_dataset
+from simpro_fast.data.files.packed import square
+from simpro_fast.data.splits.build import Split, make_split
 from simpro_fast.errors import ConfigError, UserError
 from tests.data.image_folders import cut, picture, save, tidy
 

@@ -15,10 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from simpro_fast.data.batch_views import make_views, view_table
-from simpro_fast.data.draws import Stream, ViewDraws, ViewSettings, view_draws
-from simpro_fast.data.loader import Views
-from simpro_fast.data.policy import (
+from simpro_fast.data.augment.rand_augment import (
     CUTOUT_COLOUR,
     Operation,
     cutout_boxes,
@@ -26,6 +23,9 @@ from simpro_fast.data.policy import (
     strong_table,
     weak_table,
 )
+from simpro_fast.data.augment.views import make_views, view_table
+from simpro_fast.data.loader import Views
+from simpro_fast.data.sampling.draws import Stream, ViewDraws, ViewSettings, view_draws
 
 LEVELS = range(1, 10)
 

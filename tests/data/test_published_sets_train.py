@@ -21,7 +21,7 @@ from small_imagenet_format import write_small_imagenet
 from stl10_format import stl10_members, write_stl10
 from svhn_format import write_svhn
 
-from simpro_fast.cli import main as train_main
+from simpro_fast.cli.train import main as train_main
 from tests.cli.test_configs import NAMES
 
 Train = Callable[..., dict[str, Any]]

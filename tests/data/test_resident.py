@@ -12,9 +12,9 @@ import pytest
 import torch
 from toy_split import config, make_dataset
 
-from simpro_fast.data.dataset import ArrayDataset
-from simpro_fast.data.resident import ResidentImages
-from simpro_fast.data.splits import Split, make_split
+from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.pipeline.image_store import ResidentImages
+from simpro_fast.data.splits.build import Split, make_split
 
 CPU = torch.device("cpu")
 
@@ -64,10 +64,10 @@ TRAIN_FROM_SPARSE = """
 import resource, sys
 import numpy as np, torch
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.dataset import ArrayDataset
+from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.loader import build_loader
-from simpro_fast.data.own_images import select
-from simpro_fast.data.splits import make_split
+from simpro_fast.data.datasets.image_list import select
+from simpro_fast.data.splits.build import make_split
 from simpro_fast.evaluation import evaluate
 side, count = 64, int(sys.argv[2])
 images = np.memmap(sys.argv[1], np.uint8, "r", shape=(count, side, side, 3))

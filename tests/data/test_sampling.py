@@ -7,8 +7,13 @@ import pytest
 from scipy.stats import chisquare
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.draws import StepSource, ViewSettings
-from simpro_fast.data.sampling import ClassFirstOrder, LabeledDraws, class_weights, labeled_order
+from simpro_fast.data.sampling.draws import StepSource, ViewSettings
+from simpro_fast.data.sampling.labeled_order import (
+    ClassFirstOrder,
+    LabeledDraws,
+    class_weights,
+    labeled_order,
+)
 
 COUNTS = np.array([90, 0, 1, 9])
 LABELS = np.repeat([2, 0, 3], [1, 90, 9])  # in no order of the classes; class 1 is empty
@@ -138,7 +143,7 @@ def test_a_class_without_images_has_no_weight() -> None:
 
 @pytest.mark.parametrize("sampling", MODES)
 def test_counts_are_those_of_the_steps(sampling: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simpro_fast.data.sampling._CHUNK", 100)
+    monkeypatch.setattr("simpro_fast.data.sampling.labeled_order._CHUNK", 100)
     data = config(sampling, batch_size=7)
     draws = LabeledDraws(data, LABELS, 4, 1)
     images = labeled_order(data, LABELS, 4, 1)(0, 7 * 60)

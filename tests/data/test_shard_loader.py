@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from simpro_fast.data.ignored import Ignored
-from simpro_fast.data.shard_scan import scan_shard
-from simpro_fast.data.tar_members import Member
+from simpro_fast.data.files.scan_shards import scan_shard
+from simpro_fast.data.files.skipped import Ignored
+from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import UserError
 from tests.data.file_loaders import BATCH, assert_same, batches, loader
 from tests.data.image_folders import every_kind, tidy

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from simpro_fast.data.ignored import (
+from simpro_fast.data.files.manifest import Manifest, read_manifest, write_manifest
+from simpro_fast.data.files.scan_folders import scan_folders
+from simpro_fast.data.files.scan_shards import expand, scan_shard
+from simpro_fast.data.files.skipped import (
     COMPRESSED,
     FURTHER,
     HIDDEN,
@@ -20,9 +23,6 @@ from simpro_fast.data.ignored import (
     TAKEN,
     Ignored,
 )
-from simpro_fast.data.image_scan import scan_folders
-from simpro_fast.data.manifest import Manifest, read_manifest, write_manifest
-from simpro_fast.data.shard_scan import expand, scan_shard
 from simpro_fast.errors import UserError
 from tests.data.image_folders import tidy
 from tests.data.tar_shards import as_shards, jpeg, refusal, scan_members, write_tar

@@ -21,11 +21,11 @@ from toy_split import make_dataset
 
 from simpro_fast.config import load_config
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data import small_imagenet
-from simpro_fast.data.imagenet_classes import class_list, head_first, superclasses
-from simpro_fast.data.small_imagenet import read_batch
-from simpro_fast.data.sources import ArrayDataset, load_dataset
-from simpro_fast.data.splits import make_split
+from simpro_fast.data.datasets import small_imagenet
+from simpro_fast.data.datasets.imagenet_classes import class_list, head_first, superclasses
+from simpro_fast.data.datasets.registry import ArrayDataset, load_dataset
+from simpro_fast.data.datasets.small_imagenet import read_batch
+from simpro_fast.data.splits.build import make_split
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.methods import build_method, resolve_alpha
 

@@ -20,8 +20,8 @@ from cifar_format import (
 from fashion_mnist_format import idx_bytes, write_fashion
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.fashion_mnist import read_idx
-from simpro_fast.data.sources import dataset_names, load_dataset
+from simpro_fast.data.datasets.fashion_mnist import read_idx
+from simpro_fast.data.datasets.registry import dataset_names, load_dataset
 from simpro_fast.errors import ConfigError, UserError
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from toy_split import config, make_dataset
 
-from simpro_fast.data import splits
-from simpro_fast.data.splits import load_split, make_split, save_split
+from simpro_fast.data.splits import build
+from simpro_fast.data.splits.build import load_split, make_split, save_split
 from simpro_fast.errors import UserError
 
 
@@ -49,7 +49,7 @@ def test_a_failed_write_leaves_the_old_files(
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(splits.np, "savez", fail)
+    monkeypatch.setattr(build.np, "savez", fail)
     with pytest.raises(UserError, match="No space left"):
         save_split(split, tmp_path, dataset)
     assert load_split(tmp_path).hash() == split.hash()

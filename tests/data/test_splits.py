@@ -12,9 +12,9 @@ import pytest
 from toy_split import config, make_dataset
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.counts import long_tailed_counts, unlabeled_counts
-from simpro_fast.data.sources import load_dataset
-from simpro_fast.data.splits import Split, make_split
+from simpro_fast.data.datasets.registry import load_dataset
+from simpro_fast.data.splits.build import Split, make_split
+from simpro_fast.data.splits.class_counts import long_tailed_counts, unlabeled_counts
 from simpro_fast.errors import ConfigError
 
 # Counts of the published splits. All are worked examples of the released rule.
@@ -201,8 +201,8 @@ def test_hash_is_over_little_endian_lists() -> None:
 def test_processes_with_other_hash_seeds_agree() -> None:
     program = (
         "from simpro_fast.config.data import DataConfig\n"
-        "from simpro_fast.data.sources import load_dataset\n"
-        "from simpro_fast.data.splits import make_split\n"
+        "from simpro_fast.data.datasets.registry import load_dataset\n"
+        "from simpro_fast.data.splits.build import make_split\n"
         "data = DataConfig(name='digits', labeled_max=20, unlabeled_max=50, gamma_labeled=10.0,\n"
         "                  unlabeled_distribution='random', test_per_class=40)\n"
         "print(make_split(data, load_dataset(data), 3).hash())\n"

@@ -9,9 +9,9 @@ import pytest
 from svhn_format import mat_file, write_svhn
 
 from simpro_fast.config.data import DataConfig
+from simpro_fast.data.datasets.registry import load_dataset
+from simpro_fast.data.datasets.svhn import read_svhn_part
 from simpro_fast.data.loader import resolve_views
-from simpro_fast.data.sources import load_dataset
-from simpro_fast.data.svhn import read_svhn_part
 from simpro_fast.errors import ConfigError, UserError
 
 # Two images, byte by byte as MATLAB's documentation of the format has it.

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simpro_fast.data.image_files import check_file, read_header, read_rgb
-from simpro_fast.data.tar_members import FILE, Member, tar_entries
+from simpro_fast.data.files.decode import check_file, read_header, read_rgb
+from simpro_fast.data.files.tar_index import FILE, Member, tar_entries
 from simpro_fast.errors import UserError
 from tests.data.image_folders import picture, save, tidy
 from tests.data.tar_shards import jpeg, members_of, refusal, scan_members, write_tar
@@ -224,7 +224,7 @@ def test_shard_without_permission_is_named(open_path: Path) -> None:
     path.chmod(0o600)
     code = (
         "import os, sys\n"
-        "from simpro_fast.data.tar_members import tar_entries\n"
+        "from simpro_fast.data.files.tar_index import tar_entries\n"
         "os.setgid(65534); os.setuid(65534)\n"
         "try: list(tar_entries(sys.argv[1]))\n"
         "except ValueError as error: print(error)\n"

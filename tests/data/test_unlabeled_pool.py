@@ -11,10 +11,10 @@ import torch
 from toy_split import config, make_dataset
 
 from simpro_fast.config.data import DataConfig
+from simpro_fast.data.augment.replay import replay_views
+from simpro_fast.data.datasets.registry import ArrayDataset
 from simpro_fast.data.loader import build_loader, resolve_views
-from simpro_fast.data.replay import replay_views
-from simpro_fast.data.sources import ArrayDataset
-from simpro_fast.data.splits import load_split, make_split, save_split
+from simpro_fast.data.splits.build import load_split, make_split, save_split
 from simpro_fast.errors import ConfigError, UserError
 
 

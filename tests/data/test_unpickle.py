@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simpro_fast.data.unpickle import load_pickled_dict
+from simpro_fast.data.datasets.safe_pickle import load_pickled_dict
 from simpro_fast.errors import UserError
 
 

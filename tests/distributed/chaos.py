@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from simpro_fast.config import Config, parse_config
-from simpro_fast.training.checkpoint import list_checkpoints, step_of
-from simpro_fast.training.run_dir import git_commit, machine
+from simpro_fast.run.checkpoint import list_checkpoints, step_of
+from simpro_fast.run.directory import git_commit, machine
 from tests.conftest import TINY
 from tests.distributed.command_ranks import CommandRanks, half_written, newest_step
 from tests.distributed.outcomes import outcome

@@ -13,7 +13,7 @@ import torch
 
 from simpro_fast.config import Config, parse_config
 from simpro_fast.data.loader import Batch, Loader, build_loader
-from simpro_fast.training.ranks import Ranks, start_ranks
+from simpro_fast.distributed.process_group import Ranks, start_ranks
 from simpro_fast.training.state import collect_state
 from simpro_fast.training.trainer import Trainer
 from tests.training.gloo_ranks import run_ranks

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from simpro_fast.config import Config
+from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.errors import UserError
+from simpro_fast.fault_tolerance import watchdog
+from simpro_fast.fault_tolerance.heartbeat import Beat, stalled_ranks
+from simpro_fast.run.checkpoint import newest_whole
 from simpro_fast.training import trainer as trainer_module
-from simpro_fast.training import watchdog
-from simpro_fast.training.checkpoint import newest_whole
-from simpro_fast.training.heartbeat import Beat, stalled_ranks
-from simpro_fast.training.ranks import start_ranks
 from simpro_fast.training.trainer import Trainer
 from tests.distributed.command_ranks import CommandRanks, newest_step
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from simpro_fast.config import Config, parse_config
 from simpro_fast.data.loader import Batch, Shapes, build_loader
+from simpro_fast.distributed.process_group import check_launch
+from simpro_fast.engine.gradient_sync import GradientAverage
 from simpro_fast.errors import ConfigError
 from simpro_fast.models import build_model
 from simpro_fast.training import trainer
-from simpro_fast.training.gradients import GradientAverage
 from simpro_fast.training.micro_batch import split_batch
-from simpro_fast.training.ranks import check_launch
 from tests.distributed.rank_runs import assert_close, dump, mean_losses, on_ranks, start, train
 from tests.training.gloo_ranks import run_ranks
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from simpro_fast.config import Config, parse_config
-from simpro_fast.data.ignored import Ignored
-from simpro_fast.data.shard_scan import scan_shard
+from simpro_fast.data.files.scan_shards import scan_shard
+from simpro_fast.data.files.skipped import Ignored
 from simpro_fast.errors import UserError
 from simpro_fast.training.trainer import Trainer
 from tests.data.image_folders import tidy

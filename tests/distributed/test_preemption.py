@@ -13,8 +13,13 @@ from pathlib import Path
 import pytest
 
 from simpro_fast.config import Config, dump_config
-from simpro_fast.training.checkpoint import newest_whole
-from simpro_fast.training.preemption import PREEMPTED, StopRequests, _is_launcher, is_running
+from simpro_fast.fault_tolerance.stop_requests import (
+    PREEMPTED,
+    StopRequests,
+    _is_launcher,
+    is_running,
+)
+from simpro_fast.run.checkpoint import newest_whole
 from simpro_fast.training.trainer import Trainer
 from tests.conftest import TRAIN, clean_environment
 from tests.distributed.command_ranks import CommandRanks, free_port, newest_step, processes_of

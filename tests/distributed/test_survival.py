@@ -12,7 +12,7 @@ import torch
 
 from simpro_fast.config import Config, parse_config
 from simpro_fast.data.loader import build_loader
-from simpro_fast.training.checkpoint import list_checkpoints, read_checkpoint
+from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.training.state import collect_state
 from simpro_fast.training.trainer import Trainer
 from tests.distributed.chaos import chaos_config, kill_repeatedly

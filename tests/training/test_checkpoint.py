@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.training.checkpoint import (
+from simpro_fast.run.checkpoint import (
     checkpoint_path,
     find_checkpoint,
     list_checkpoints,
@@ -141,7 +141,7 @@ def test_a_wrong_word_is_answered_with_the_right_ones(
 _FULL_DISK = """
 import resource, sys, torch
 from pathlib import Path
-from simpro_fast.training.checkpoint import save_checkpoint
+from simpro_fast.run.checkpoint import save_checkpoint
 from simpro_fast.errors import UserError
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -11,9 +11,9 @@ import torch
 
 from simpro_fast import FixMatch, SimPro
 from simpro_fast.config import Config
+from simpro_fast.distributed.process_group import check_launch, start_ranks
+from simpro_fast.engine import compile as compilation
 from simpro_fast.errors import ConfigError
-from simpro_fast.training import compilation
-from simpro_fast.training.ranks import check_launch, start_ranks
 from simpro_fast.training.trainer import Trainer
 from tests.training.test_trainer import synthetic
 

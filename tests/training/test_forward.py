@@ -14,7 +14,7 @@ from simpro_fast.config import parse_config
 from simpro_fast.config.schema import TrainConfig
 from simpro_fast.errors import ConfigError
 from simpro_fast.methods import MethodOutput
-from simpro_fast.training.forward import ViewForward, round_up
+from simpro_fast.training.view_forward import ViewForward, round_up
 
 LABELED, IMAGES, VIEWS, CLASSES = 4, 10, 2, 3
 ROWS = [LABELED, IMAGES, VIEWS * IMAGES]

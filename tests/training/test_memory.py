@@ -12,7 +12,7 @@ import pytest
 PROGRAM = """
 import resource
 import numpy
-from simpro_fast.training.memory import reuse_freed_memory
+from simpro_fast.utils.malloc import reuse_freed_memory
 told = reuse_freed_memory()
 def touch():
     array = numpy.empty(2**20)

@@ -6,16 +6,16 @@ from torch import nn
 
 from simpro_fast.config import Config
 from simpro_fast.config.schema import ModelConfig, OptimConfig
-from simpro_fast.errors import ConfigError
-from simpro_fast.models import build_model, convert_sync_batch_norm, head_of
-from simpro_fast.training.engine import Engine, build_engine
-from simpro_fast.training.optim import (
+from simpro_fast.distributed.process_group import start_ranks
+from simpro_fast.engine.base import Engine, build_engine
+from simpro_fast.engine.optim import (
     build_optimizer,
     learning_rate,
     param_groups,
     set_learning_rate,
 )
-from simpro_fast.training.ranks import start_ranks
+from simpro_fast.errors import ConfigError
+from simpro_fast.models import build_model, convert_sync_batch_norm, head_of
 
 
 class Odd(nn.Module):

@@ -16,13 +16,13 @@ import torch
 from safetensors.torch import save, save_file
 from torch import Tensor, nn
 
-from simpro_fast.cli import main as train_main
+from simpro_fast.cli.train import main as train_main
 from simpro_fast.config import Config, parse_config
 from simpro_fast.config.schema import ModelConfig
+from simpro_fast.distributed.process_group import Ranks, start_ranks
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.models import build_model, load_pretrained, pretrained
-from simpro_fast.training.checkpoint import list_checkpoints, read_checkpoint
-from simpro_fast.training.ranks import Ranks, start_ranks
+from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.training.trainer import Trainer
 from tests.data.image_folders import tidy
 from tests.training.gloo_ranks import run_ranks

@@ -1,0 +1,42 @@
+"""A step's views from its recorded draws, without a pipeline.
+
+For looking at the batch of a step whose loss was not finite: its draws are in the run directory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from simpro_fast.data.augment.views import make_views, view_table
+from simpro_fast.data.datasets.registry import ArrayDataset
+from simpro_fast.data.loader import Views
+from simpro_fast.data.sampling.draws import ViewDraws
+
+
+def replay_views(
+    description: dict[str, Any], dataset: ArrayDataset, views: Views
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw the views of `Loader.describe` again.
+
+    Returns:
+        labeled uint8 [L, b, H, W, 3] and unlabeled uint8 [1+V, m, H, W, 3]; view 0 is the weak
+        one. They are what the pipeline had before it normalised.
+    """
+    labeled, unlabeled = (
+        _replay(
+            images[np.asarray(description[kind])],
+            ViewDraws.from_lists(description[f"{kind}_views"]),
+            views,
+        )
+        for kind, images in (("labeled", dataset.images), ("unlabeled", dataset.unlabeled_pool))
+    )
+    return labeled, unlabeled
+
+
+def _replay(images: np.ndarray, draws: ViewDraws, views: Views) -> np.ndarray:
+    table = view_table(draws, len(images), views)
+    made = make_views(torch.from_numpy(images), table, max_shift=views.shift).numpy()
+    return made.reshape(-1, *images.shape)

@@ -1,0 +1,155 @@
+"""The run directory: what a run leaves behind, every file written whole."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import sys
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simpro_fast.config import Config, dump_config
+from simpro_fast.distributed.process_group import Ranks, cpu_cores
+from simpro_fast.errors import UserError
+from simpro_fast.fault_tolerance.watchdog import FOLDERS
+from simpro_fast.run.checkpoint import list_checkpoints, step_of
+from simpro_fast.utils.atomic_write import finite, read_json, write_atomically, write_json
+from simpro_fast.utils.logs import FOUND_BY_ALL
+from simpro_fast.utils.provenance import git_commit
+
+logger = logging.getLogger(__name__)
+
+_PACKAGES = (
+    "simpro_fast",
+    "torch",
+    "triton",
+    "nvidia-dali-cuda130",
+    "nvidia-dali-cuda120",
+    "deepspeed",
+    "numpy",
+    "pydantic",
+)
+
+
+class RunDirectory:
+    """Paths of one run and the append-only metrics file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.summary = path / "summary.json"
+        self._unwritten: list[str] = []
+
+    def is_empty(self) -> bool:
+        """Whether nothing of a run is there; what ranks wrote for each other does not count."""
+        names = {p.name for p in self.path.iterdir()} if self.path.exists() else set()
+        return names <= set(FOLDERS)
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """The summary of a finished run, or None; a damaged one is named and counts as none."""
+        if not self.summary.is_file():
+            return None
+        try:
+            summary = read_json(self.summary)
+        except UserError as error:
+            logger.warning("%s: the run counts as unfinished", error, extra=FOUND_BY_ALL)
+            return None
+        return summary if isinstance(summary.get("steps"), int) else None
+
+    def start(self, config: Config, ranks: Ranks, facts: dict[str, Any]) -> None:
+        """Write the configuration and the environment."""
+        write_atomically(self.path / "config.yaml", dump_config(config))
+        write_json(self.path / "environment.json", {**environment(ranks), **facts})
+
+    def write_weights(self, report: dict[str, Any] | None) -> None:
+        """Write what `model.weights` filled, or clear away what an earlier start left."""
+        path = self.path / "weights.json"
+        if report is None:
+            path.unlink(missing_ok=True)
+        else:
+            write_json(path, report)
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        """Add a row and those that could not be written before it: all of them, or none.
+
+        On disk when it returns, so that a checkpoint of this step never lacks its row.
+
+        Raises:
+            UserError: the disk refuses them; they are kept for the next call.
+        """
+        self._unwritten.append(json.dumps(finite(row), allow_nan=False) + "\n")
+        size = self.metrics.stat().st_size if self.metrics.exists() else 0
+        try:
+            with self.metrics.open("a", encoding="utf-8") as file:
+                file.writelines(self._unwritten)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            with suppress(OSError):
+                os.truncate(self.metrics, size)
+            raise UserError(
+                f"{self.metrics}: cannot be written ({error.strerror}); free some space"
+            ) from None
+        self._unwritten.clear()
+
+    def cut(self, step: int) -> None:
+        """Put aside whatever was made after `step`: it is made again, perhaps differently."""
+        self.summary.unlink(missing_ok=True)
+        for path in list_checkpoints(self.checkpoints):
+            if step_of(path) > step:
+                logger.info("%s is later than step %d: put aside", path, step)
+                path.replace(path.with_suffix(".abandoned"))
+        if not self.metrics.is_file():
+            return
+        kept = []
+        lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+        for number, line in enumerate(lines, start=1):
+            try:
+                later = json.loads(line)["step"] > step
+            except (ValueError, TypeError, KeyError):
+                if number < len(lines):  # a killed run leaves at most its last line cut short
+                    logger.warning("%s: line %d is damaged and left out", self.metrics, number)
+                continue
+            if not later:
+                kept.append(line + "\n")
+        write_atomically(self.metrics, "".join(kept))
+
+
+def environment(ranks: Ranks) -> dict[str, Any]:
+    """Versions, commit and machine: what is needed to understand a number later."""
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    versions["torch"] = torch.__version__  # with its build, which the package's metadata lacks
+    return {
+        "versions": versions,
+        "commit": git_commit(),
+        "machine": machine(),
+        "command": sys.argv,
+        "world_size": ranks.world_size,
+        "device": str(ranks.device),
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def machine() -> str:
+    """One line: processor, cores, GPU."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{name}, {cpu_cores()} cores{gpu}"

@@ -1,0 +1,57 @@
+"""A sheet of weak and strong views exactly as the network sees them, for the report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from simpro_fast.data.augment.rand_augment import Operation
+from simpro_fast.report.figures import ViewsSheet
+
+if TYPE_CHECKING:
+    from simpro_fast.training.trainer import Trainer
+
+SHOWN = 8
+# Operations that have no level to show.
+LEVELLESS = (Operation.AUTO_CONTRAST, Operation.EQUALIZE)
+
+
+def views_sheet(trainer: Trainer) -> ViewsSheet:
+    """The first unlabeled images of the next step with their views, normalisation undone."""
+    dataset, step = trainer.dataset, trainer.step
+    batch = trainer.loader.next(step)
+    draws = trainer.loader.describe(step)
+    shapes = trainer.shapes
+    unlabeled, strong_views = shapes.unlabeled, shapes.strong_views
+    count = min(SHOWN, unlabeled)
+    views = batch.views[shapes.rows_by_kind[0] :].permute(0, 2, 3, 1).float().cpu().numpy()
+    pixels = np.clip(np.rint((views * dataset.std + dataset.mean) * 255), 0, 255).astype(np.uint8)
+    weak, *strong = np.split(pixels, 1 + strong_views)
+    indices = np.asarray(draws["unlabeled"][:count])
+    truth = dataset.unlabeled_truth(indices)
+    return ViewsSheet(
+        original=dataset.unlabeled_pool[indices],
+        weak=weak[:count],
+        strong=np.stack([view[:count] for view in strong], axis=1),
+        titles=[dataset.class_names[k] if k >= 0 else "unlabeled" for k in truth],
+        captions=[
+            [
+                _caption(draws["unlabeled_views"], (1 + v) * unlabeled + i)
+                for v in range(strong_views)
+            ]
+            for i in range(count)
+        ],
+    )
+
+
+def _caption(draws: dict[str, list[Any]], row: int) -> str:
+    """The operations whose coin came up, in order, with their levels."""
+    done = [
+        Operation(operation).name.lower() + ("" if operation in LEVELLESS else f" {level}")
+        for operation, level, applied in zip(
+            draws["operation"][row], draws["level"][row], draws["apply"][row], strict=True
+        )
+        if applied and operation != Operation.IDENTITY
+    ]
+    return ", ".join(done) or "cutout only"
