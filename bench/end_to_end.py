@@ -33,12 +33,8 @@ from common import RESULTS, machine, names_of, save_bars, write_table
 from pictures import write_pictures
 
 from simpro_fast.config import Config, load_config
-from simpro_fast.data.loader import (
-    Batch,
-    Loader,
-    build_loader,
-    resolve_views,
-)
+from simpro_fast.data.batch import Batch, Loader
+from simpro_fast.data.loader import build_loader, resolve_augment
 from simpro_fast.distributed.process_group import (
     Ranks,
     check_launch,
@@ -211,7 +207,7 @@ def measure(
         ).next(0)
         pillow = None
         if part != "train":
-            settings = resolve_views(config.data, ours.dataset)
+            settings = resolve_augment(config.data, ours.dataset)
             pillow = PillowLoader(config, ours.dataset, ours.split, settings, workers)
 
         def baseline(

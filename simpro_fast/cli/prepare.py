@@ -320,7 +320,8 @@ def _problem(row: Row) -> dict[str, str]:
 def _prepare_benchmark(options: argparse.Namespace) -> int:
     """Read a known data set, cut its split, and leave both described in the output folder."""
     from simpro_fast.data.datasets.registry import load_dataset
-    from simpro_fast.data.splits.build import make_split, save_split
+    from simpro_fast.data.splits.build import make_split
+    from simpro_fast.data.splits.split import save_split
 
     if options.pack or options.init_config:
         raise ConfigError(_OWN_ONLY)

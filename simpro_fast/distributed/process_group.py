@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from simpro_fast.config import Config
 from simpro_fast.distributed.consistency import Facts, difference, fingerprint, meet
-from simpro_fast.distributed.rendezvous import Meeting, host_name, interface_towards
+from simpro_fast.distributed.rendezvous import Rendezvous, host_name, interface_towards
 from simpro_fast.engine.compile import check_compile
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.malloc import reuse_freed_memory
@@ -247,7 +247,7 @@ def _meet_and_connect(config: Config, ranks: Ranks) -> Ranks:
             f"WORLD_SIZE={ranks.world_size} but no MASTER_ADDR and MASTER_PORT in the environment; "
             "start through deepspeed or torchrun, or set them to where rank 0 runs"
         )
-    meeting = Meeting(
+    meeting = Rendezvous(
         ranks.rank,
         ranks.world_size,
         several_hosts=ranks.local_world_size < ranks.world_size,

@@ -31,7 +31,7 @@ _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where this rank meets the others, from the launcher's environment."""
 
     rank: int

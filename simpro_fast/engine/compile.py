@@ -10,7 +10,7 @@ from torch import nn
 from simpro_fast.config import Config
 from simpro_fast.errors import ConfigError, UserError
 
-# Ours to torch's. Shapes are static in all of them.
+# Ours to torch's. BatchLayout are static in all of them.
 _MODES = {
     "default": None,
     "max-autotune": "max-autotune-no-cudagraphs",

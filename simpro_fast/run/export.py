@@ -16,7 +16,7 @@ from simpro_fast.report.figures import write_report
 from simpro_fast.report.terminal import print_summary
 from simpro_fast.run.directory import machine
 from simpro_fast.run.tensorboard import lacks
-from simpro_fast.run.views_figure import views_sheet
+from simpro_fast.run.views_figure import views_figure
 from simpro_fast.utils.atomic_write import replacing, write_json
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def finish_run(trainer: Trainer) -> dict[str, Any]:
         export_model(trainer)
         print_summary(summary)
         if trainer.config.log.figures:
-            for path in write_report(trainer.run.path, views_sheet(trainer), summary=summary):
+            for path in write_report(trainer.run.path, views_figure(trainer), summary=summary):
                 logger.info("figure %s", path)
         # Last, since its presence says that the run is finished.
         write_json(trainer.run.summary, summary)

@@ -16,7 +16,7 @@ def lacks(key: str, package: str) -> UserError:
     return UserError(f"{key}=true needs {package}: {pip_line('report')}; or set {key}=false")
 
 
-class Board:
+class TensorBoardLog:
     """TensorBoard events of the scalars in a metrics row; without a folder it does nothing.
 
     Raises:

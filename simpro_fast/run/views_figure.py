@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simpro_fast.data.augment.rand_augment import Operation
-from simpro_fast.report.figures import ViewsSheet
+from simpro_fast.report.figures import ViewsFigure
 
 if TYPE_CHECKING:
     from simpro_fast.training.trainer import Trainer
@@ -17,20 +17,20 @@ SHOWN = 8
 LEVELLESS = (Operation.AUTO_CONTRAST, Operation.EQUALIZE)
 
 
-def views_sheet(trainer: Trainer) -> ViewsSheet:
+def views_figure(trainer: Trainer) -> ViewsFigure:
     """The first unlabeled images of the next step with their views, normalisation undone."""
     dataset, step = trainer.dataset, trainer.step
     batch = trainer.loader.next(step)
     draws = trainer.loader.describe(step)
-    shapes = trainer.shapes
-    unlabeled, strong_views = shapes.unlabeled, shapes.strong_views
+    layout = trainer.layout
+    unlabeled, strong_views = layout.unlabeled, layout.strong_views
     count = min(SHOWN, unlabeled)
-    views = batch.views[shapes.rows_by_kind[0] :].permute(0, 2, 3, 1).float().cpu().numpy()
+    views = batch.views[layout.rows_by_kind[0] :].permute(0, 2, 3, 1).float().cpu().numpy()
     pixels = np.clip(np.rint((views * dataset.std + dataset.mean) * 255), 0, 255).astype(np.uint8)
     weak, *strong = np.split(pixels, 1 + strong_views)
     indices = np.asarray(draws["unlabeled"][:count])
     truth = dataset.unlabeled_truth(indices)
-    return ViewsSheet(
+    return ViewsFigure(
         original=dataset.unlabeled_pool[indices],
         weak=weak[:count],
         strong=np.stack([view[:count] for view in strong], axis=1),

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from simpro_fast.data.splits.build import save_split
+from simpro_fast.data.splits.split import save_split
 from simpro_fast.errors import ConfigError
 from simpro_fast.run.checkpoint import find_checkpoint
 from simpro_fast.run.resume import check_same_run
-from simpro_fast.run.tensorboard import Board
+from simpro_fast.run.tensorboard import TensorBoardLog
 
 if TYPE_CHECKING:
     from simpro_fast.training.trainer import Trainer
@@ -120,5 +120,5 @@ def start_run(trainer: Trainer, resumed_from: Path | None) -> None:
             )
         run.cut(trainer.step)
         if config.log.tensorboard:
-            trainer.board = Board(run.path, purge_step=trainer.step)
+            trainer.board = TensorBoardLog(run.path, purge_step=trainer.step)
     trainer.ranks.barrier()

@@ -12,11 +12,14 @@ import torch
 from torch import nn
 
 from simpro_fast.config import Config
+from simpro_fast.data.batch import Loader, rank_layout
+from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.image_list import select
-from simpro_fast.data.datasets.registry import ArrayDataset, load_dataset
-from simpro_fast.data.loader import Loader, build_loader, rank_shapes
+from simpro_fast.data.datasets.registry import load_dataset
+from simpro_fast.data.loader import build_loader
 from simpro_fast.data.sampling.labeled_order import LabeledDraws
-from simpro_fast.data.splits.build import Split, make_split
+from simpro_fast.data.splits.build import make_split
+from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks, cpu_cores
 from simpro_fast.engine.base import build_engine, weight_dtype
 from simpro_fast.engine.compile import compile_method, require_compiler
@@ -27,8 +30,8 @@ from simpro_fast.fault_tolerance.stop_requests import Preempted
 from simpro_fast.fault_tolerance.watchdog import Watchdog
 from simpro_fast.methods import MethodOutput, build_method, resolve_alpha
 from simpro_fast.models import (
+    ModelEMA,
     PretrainedReport,
-    WeightEMA,
     average_buffers,
     build_model,
     convert_sync_batch_norm,
@@ -39,7 +42,7 @@ from simpro_fast.run import export
 from simpro_fast.run.checkpoint import list_checkpoints, save_checkpoint
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.progress import Progress
-from simpro_fast.run.tensorboard import Board
+from simpro_fast.run.tensorboard import TensorBoardLog
 from simpro_fast.training.metrics import Meter, Stopwatch
 from simpro_fast.training.micro_batch import join_outputs, split_batch
 from simpro_fast.training.state import History, collect_state, find_state, restore_state, start_run
@@ -90,7 +93,7 @@ class Trainer:
         self.history = History([], 0.0)
         self.last_evaluation: Evaluation | None = None
         self.stopwatch = Stopwatch()
-        self.board = Board(None)
+        self.board = TensorBoardLog(None)
         if found is not None:
             restore_state(self, found[1])
         self.loader = self._build_loader(make_loader)
@@ -113,7 +116,7 @@ class Trainer:
         self.stopwatch.data_arrived()
 
         outputs: list[MethodOutput] = []
-        for micro in split_batch(batch, self.shapes, self.micro_batches):
+        for micro in split_batch(batch, self.layout, self.micro_batches):
             logits_labeled, logits_weak, logits_strong = self.forward(micro.views)
             part = self.method(logits_labeled, micro.targets, logits_weak, logits_strong)
             outputs.append(part)
@@ -240,7 +243,7 @@ class Trainer:
         ranks.broadcast_module(model)
         if config.method.impl == "compile":
             require_compiler("method.impl=compile", "method.impl=auto", ranks.device)
-        self.ema = WeightEMA(model, config.train.ema_decay, warmup=config.train.ema_warmup)
+        self.ema = ModelEMA(model, config.train.ema_decay, warmup=config.train.ema_warmup)
         self.engine = build_engine(config, model, ranks)
         self.model = self.engine.module
         self.alpha = resolve_alpha(
@@ -257,15 +260,15 @@ class Trainer:
             strong_views=config.strong_views,
         ).to(ranks.device)
         compile_method(self.method, config)
-        self.shapes = rank_shapes(
+        self.layout = rank_layout(
             data,
             labeled_views=config.labeled_views,
             strong_views=config.strong_views,
             world_size=ranks.world_size,
         )
-        self.views_per_step = self.shapes.rows * ranks.world_size
+        self.views_per_step = self.layout.rows * ranks.world_size
         self.micro_batches = config.micro_batches(ranks.world_size)
-        rows = self.shapes.part(self.micro_batches).rows_by_kind
+        rows = self.layout.part(self.micro_batches).rows_by_kind
         self.forward = ViewForward(self.engine, self.method, rows, config.train, ranks.world_size)
         self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
         self.meter = Meter(ranks.device)

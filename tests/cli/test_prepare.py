@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from simpro_fast.cli.train import prepare
+from simpro_fast.cli import prepare
 from simpro_fast.config import load_config
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.files import check

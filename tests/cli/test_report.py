@@ -15,7 +15,7 @@ import pytest
 
 from simpro_fast.cli.report import main
 from simpro_fast.errors import UserError
-from simpro_fast.report import ViewsSheet, figures, print_summary, write_report
+from simpro_fast.report import ViewsFigure, figures, print_summary, write_report
 from simpro_fast.report.runs import Run, kl_of_uniform, load_run, read_metrics, run_labels
 
 
@@ -238,10 +238,10 @@ def test_unfinished_and_damaged_runs(tmp_path: Path) -> None:
 # Figures
 
 
-def make_views(count: int = 3, num_strong: int = 2) -> ViewsSheet:
+def make_views(count: int = 3, num_strong: int = 2) -> ViewsFigure:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
-    return ViewsSheet(
+    return ViewsFigure(
         original=images,
         weak=images,
         strong=np.stack([images] * num_strong, axis=1),

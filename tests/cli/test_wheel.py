@@ -36,8 +36,8 @@ def test_holds_kernels_and_every_config(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for config in (ROOT / "configs").glob("*/*.yaml"):
         assert f"simpro_fast/configs/{config.relative_to(ROOT / 'configs')}" in names
-    for table in (ROOT / "simpro_fast/data/imagenet").glob("*.json"):
-        assert f"simpro_fast/data/imagenet/{table.name}" in names
+    for table in (ROOT / "simpro_fast/data/datasets/imagenet_lists").glob("*.json"):
+        assert f"simpro_fast/data/datasets/imagenet_lists/{table.name}" in names
     for module in (ROOT / "kernels").rglob("*.py"):
         assert f"simpro_kernels/{module.relative_to(ROOT / 'kernels')}" in names
     assert not {n.split("/")[0] for n in names} & {"tests", "bench", "launch", "kernels"}

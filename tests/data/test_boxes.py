@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from simpro_fast.data.augment.crops import box_draws, centre_box, random_boxes, resize_box
+from simpro_fast.data.augment.crops import centre_crop, crop_words, random_crops, resize_crop
 from simpro_fast.data.sampling.draws import WORDS_PER_VIEW, Stream, raw_words
 from tests.data.image_folders import picture
 
@@ -16,15 +16,15 @@ GOLDEN = [[2.457149, 7.159225, 28.071404, 32.945205], [24.761681, 1.592702, 53.4
 
 
 def boxes(n: int, width: int, height: int, seed: int = 1) -> np.ndarray:
-    draws = box_draws(seed, Stream.AUGMENT_LABELED, 0, start=0, count=n, num_views=1)
+    draws = crop_words(seed, Stream.AUGMENT_LABELED, 0, start=0, count=n, num_views=1)
     sizes = np.full(n, width), np.full(n, height)
-    return random_boxes(draws, *sizes, scale=SCALE, ratio=RATIO)
+    return random_crops(draws, *sizes, scale=SCALE, ratio=RATIO)
 
 
 def test_draws_are_the_spare_words_of_the_views() -> None:
     words = raw_words(3, Stream.AUGMENT_LABELED, 5, count=4 * WORDS_PER_VIEW)
     spare = words.reshape(4, WORDS_PER_VIEW)[:, 5:]
-    draws = box_draws(3, Stream.AUGMENT_LABELED, 5, start=0, count=4, num_views=1)
+    draws = crop_words(3, Stream.AUGMENT_LABELED, 5, start=0, count=4, num_views=1)
     assert draws.shape == (4, 14)
     assert np.array_equal(draws[:, ::2] * 2.0**32, (spare & 0xFFFFFFFF).astype(np.float64))
     assert np.array_equal(draws[:, 1::2] * 2.0**32, (spare >> 32).astype(np.float64))
@@ -34,7 +34,7 @@ def test_slices_views_and_seeds() -> None:
     """A rank's slice is a slice; every view, step, stream and seed has its own numbers."""
 
     def draw(seed: int = 1, stream: Stream = Stream.AUGMENT_LABELED, step: int = 0, **k: int):  # type: ignore[no-untyped-def]
-        return box_draws(seed, stream, step, **{"start": 0, "count": 8, "num_views": 2, **k})
+        return crop_words(seed, stream, step, **{"start": 0, "count": 8, "num_views": 2, **k})
 
     whole = draw().reshape(2, 8, 14)
     half = draw(start=3, count=5).reshape(2, 5, 14)
@@ -78,13 +78,13 @@ def test_narrow_images_are_cut(width: int, height: int) -> None:
 
 
 def test_centre_box() -> None:
-    assert centre_box(60, 40) == (10, 0, 50, 40)
-    assert centre_box(40, 61) == (0, 10.5, 40, 50.5)
+    assert centre_crop(60, 40) == (10, 0, 50, 40)
+    assert centre_crop(40, 61) == (0, 10.5, 40, 50.5)
 
 
 def test_resize_of_the_centre_is_resize_of_the_shorter_side_and_a_crop() -> None:
     image = picture(4, 96, 64)
     assert np.array_equal(
-        resize_box(image, centre_box(96, 64), 32),
+        resize_crop(image, centre_crop(96, 64), 32),
         np.asarray(image.resize((48, 32), Image.Resampling.BILINEAR))[:, 8:40],
     )

@@ -10,26 +10,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+from simpro_fast.data.batch import AugmentConfig
 from simpro_fast.data.sampling.draws import (
     WORDS_PER_VIEW,
+    AugmentParams,
     Permutation,
     ShuffledOrder,
-    StepSource,
+    StepSampler,
     Stream,
-    ViewDraws,
-    ViewSettings,
+    augment_params,
     raw_words,
-    view_draws,
 )
 
 GOLDEN_WORDS = ["0x4db6a27b756282df", "0xd944fa03babe0e2f"]
 GOLDEN_ORDER = [0, 3, 6, 8, 2, 5, 1, 7, 9, 4]
 GOLDEN_OPERATIONS = [[0, 10], [1, 8], [11, 1]]
-SETTINGS = ViewSettings(image_size=32, max_shift=4, flip=True, num_operations=14)
+SETTINGS = AugmentConfig(image_size=32, max_shift=4, flip=True, num_operations=14)
 
 
-def source(rank: int = 0, world: int = 1, seed: int = 3) -> StepSource:
-    return StepSource(
+def source(rank: int = 0, world: int = 1, seed: int = 3) -> StepSampler:
+    return StepSampler(
         seed=seed,
         labeled_order=ShuffledOrder(13, seed, Stream.ORDER_LABELED),
         num_unlabeled=26,
@@ -45,8 +45,8 @@ def source(rank: int = 0, world: int = 1, seed: int = 3) -> StepSource:
 
 def draws(
     count: int, num_views: int = 1, start: int = 0, step: int = 0, seed: int = 0
-) -> ViewDraws:
-    return view_draws(
+) -> AugmentParams:
+    return augment_params(
         seed,
         Stream.AUGMENT_UNLABELED,
         step,
@@ -104,7 +104,7 @@ def test_ranks_slices_concatenate_to_the_one_rank_draws(world: int) -> None:
             joined = np.concatenate([getattr(part, name) for part in parts])
             assert np.array_equal(joined, getattr(whole, name))
         for name, views in (("labeled_views", 2), ("unlabeled_views", 3)):
-            for field in fields(ViewDraws):
+            for field in fields(AugmentParams):
                 split = [
                     getattr(getattr(part, name), field.name) for part in parts
                 ]  # each [views * count, ...]
@@ -116,7 +116,7 @@ def test_ranks_slices_concatenate_to_the_one_rank_draws(world: int) -> None:
 
 def test_views_depend_on_neither_batch_size_nor_number_of_views() -> None:
     small, large = draws(5, num_views=2, start=10), draws(40, num_views=4)
-    for field in fields(ViewDraws):
+    for field in fields(AugmentParams):
         a, b = getattr(small, field.name), getattr(large, field.name)
         assert np.array_equal(a[:5], b[10:15])
         assert np.array_equal(a[5:], b[50:55])
@@ -221,14 +221,14 @@ def test_view_parameters_are_uniform() -> None:
 
 
 def test_no_flip_and_no_shift_where_they_are_switched_off() -> None:
-    still = view_draws(
+    still = augment_params(
         0,
         Stream.AUGMENT_LABELED,
         0,
         start=0,
         count=500,
         num_views=1,
-        settings=ViewSettings(16, 0, False, 14),
+        settings=AugmentConfig(16, 0, False, 14),
     )
     assert not still.flip.any()
     assert not still.shift.any()
@@ -247,7 +247,7 @@ def test_the_cost_of_a_rank_does_not_grow_with_the_world(monkeypatch: pytest.Mon
     monkeypatch.setattr("simpro_fast.data.sampling.draws.raw_words", counting)
     totals = []
     for world in (1, 1000):
-        one = StepSource(
+        one = StepSampler(
             seed=1,
             labeled_order=ShuffledOrder(2_000_000, 1, Stream.ORDER_LABELED),
             num_unlabeled=10**9,

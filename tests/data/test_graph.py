@@ -11,10 +11,10 @@ import torch
 from sklearn.datasets import load_sample_image
 
 from simpro_fast.data.augment.rand_augment import Operation, strong_table, weak_table
-from simpro_fast.data.augment.views import ViewTable, make_views
-from simpro_fast.data.loader import Views
+from simpro_fast.data.augment.views import ViewPlan, make_views
+from simpro_fast.data.batch import AugmentConfig
 from simpro_fast.data.pipeline import dali
-from simpro_fast.data.sampling.draws import Stream, ViewDraws, ViewSettings, view_draws
+from simpro_fast.data.sampling.draws import AugmentParams, Stream, augment_params
 from simpro_fast.errors import UserError
 
 CPU = torch.device("cpu")
@@ -28,27 +28,31 @@ def photos(count: int, size: int) -> np.ndarray:
     return np.stack([photo[y : y + size, x : x + size] for y, x in corners])
 
 
-def draws(count: int, size: int, shift: int, flip: bool = True) -> ViewDraws:
-    return view_draws(
+def draws(count: int, size: int, shift: int, flip: bool = True) -> AugmentParams:
+    return augment_params(
         1,
         Stream.AUGMENT_LABELED,
         0,
         start=0,
         count=count,
         num_views=1,
-        settings=ViewSettings(size, shift, flip, len(Operation)),
+        settings=AugmentConfig(size, shift, flip, len(Operation)),
     )
 
 
 def run_graph(
-    images: np.ndarray, one: ViewDraws, strong: np.ndarray, views: Views, device: torch.device = CPU
+    images: np.ndarray,
+    one: AugmentParams,
+    strong: np.ndarray,
+    augment: AugmentConfig,
+    device: torch.device = CPU,
 ) -> torch.Tensor:
     resident = torch.from_numpy(images).to(device)
-    table = ViewTable(np.arange(len(one)), one.flip, one.shift, strong)
+    table = ViewPlan(np.arange(len(one)), one.flip, one.shift, strong)
     pipe = dali.build_pipeline(
-        lambda: list(make_views(resident, table, max_shift=views.shift).chunk(2)),
+        lambda: list(make_views(resident, table, max_shift=augment.max_shift).chunk(2)),
         parts=2,
-        views=views,
+        augment=augment,
         device=device,
         num_threads=1,
         prefetch=2,
@@ -64,7 +68,7 @@ def expected_normalised(views: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(("size", "shift"), [(16, 2), (28, 3), (32, 4), (32, 0), (64, 8)])
 def test_weak_views_are_flip_then_reflect_crop(size: int, shift: int) -> None:
     images, one = photos(120, size), draws(120, size, shift)
-    views = Views(size, shift, True, 0, MEAN, STD)
+    views = AugmentConfig(size, shift, True, 0, MEAN, STD)
     out = run_graph(images, one, weak_table(120), views)
     weak = np.stack(
         [
@@ -85,7 +89,7 @@ def test_strong_views_are_weak_view_then_policy() -> None:
     size, shift, side, count = 32, 4, 16, 300
     images, one = photos(count, size), draws(count, size, shift)
     table = strong_table(one, cutout=side, width=size, height=size)
-    out = run_graph(images, one, table, Views(size, shift, True, side, MEAN, STD))
+    out = run_graph(images, one, table, AugmentConfig(size, shift, True, side, MEAN, STD))
     strong = np.stack(
         [
             pillow_policy.strong_view(
@@ -108,7 +112,7 @@ def test_the_same_graph_on_the_gpu() -> None:
     size, shift, count = 32, 4, 300
     images, one = photos(count, size), draws(count, size, shift)
     table = strong_table(one, cutout=16, width=size, height=size)
-    views = Views(size, shift, True, 16, MEAN, STD)
+    views = AugmentConfig(size, shift, True, 16, MEAN, STD)
     on_cpu = run_graph(images, one, table, views)
     on_gpu = run_graph(images, one, table, views, torch.device("cuda", 0))
     torch.testing.assert_close(on_gpu.cpu(), on_cpu, atol=2e-6, rtol=0)

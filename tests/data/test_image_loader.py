@@ -12,15 +12,16 @@ from PIL import Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.augment.crops import resize_box
+from simpro_fast.data.augment.crops import resize_crop
 from simpro_fast.data.augment.rand_augment import strong_policy, strong_table
-from simpro_fast.data.datasets.image_list import MEAN, STD, load_own_images, own_split
+from simpro_fast.data.datasets.image_list import MEAN, STD, load_own_images
 from simpro_fast.data.files.decode import Facts, check_file, read_rgb
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.pipeline import file_loader
 from simpro_fast.data.pipeline.dali import import_dali
 from simpro_fast.data.pipeline.file_graph import decode, path_array
-from simpro_fast.data.sampling.draws import ViewDraws
+from simpro_fast.data.sampling.draws import AugmentParams
+from simpro_fast.data.splits.listed import listed_split
 from simpro_fast.errors import ConfigError, UserError
 from tests.data.file_loaders import BATCH, MU, SIDE, L, M, V, assert_same, batches, loader
 from tests.data.image_folders import cut, every_kind, picture, save, tidy
@@ -114,11 +115,11 @@ def test_views_are_what_pillow_makes_of_the_drawn_boxes(shared: Path) -> None:
             row = 0
             for kind, count, num_views in (("labeled", BATCH, L), ("unlabeled", M, 1 + V)):
                 paths = told["paths"][:BATCH] if kind == "labeled" else told["paths"][BATCH:]
-                draws = ViewDraws.from_lists(told[f"{kind}_views"])
+                draws = AugmentParams.from_lists(told[f"{kind}_views"])
                 crops = []
                 for r in range(num_views * count):
                     image = read_rgb(Path(paths[r % count]))
-                    crop = resize_box(image, tuple(told[f"{kind}_boxes"][r]), SIDE)
+                    crop = resize_crop(image, tuple(told[f"{kind}_boxes"][r]), SIDE)
                     crops.append(crop[:, ::-1] if draws.flip[r] else crop)
                 seen.update(Path(path).name for path in paths)
                 expected = np.stack(crops)
@@ -309,7 +310,7 @@ def test_gpu_views_are_close_to_the_cpu_ones(shared: Path, tmp_path: Path, kind:
         made = build_loader(
             data,
             dataset,
-            own_split(data, dataset),
+            listed_split(data, dataset),
             labeled_views=1,
             strong_views=1,
             seed=1,

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from imagenet_tree_format import write_imagenet_tree
 
-from simpro_fast.cli.train import prepare
+from simpro_fast.cli import prepare
 from simpro_fast.config import Config
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.image_list import FileImages
@@ -65,7 +65,7 @@ def test_split_takes_the_first_images_of_each_class(tree: Path) -> None:
 def test_127_parents_stay_with_their_names(tree: Path) -> None:
     data = config(tree, name="imagenet_127", total_max=None, labeled_fraction=0.34)
     dataset = load_imagenet(data)
-    tables = Path(__file__).parents[2] / "simpro_fast/data/imagenet"
+    tables = Path(__file__).parents[2] / "simpro_fast/data/datasets/imagenet_lists"
     parents = json.loads((tables / "imagenet127_wnid_map.json").read_text())
     for images, labels in (
         (dataset.images, dataset.labels),

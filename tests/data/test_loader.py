@@ -16,19 +16,13 @@ import torch
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.augment.replay import replay_views
-from simpro_fast.data.datasets.registry import ArrayDataset
-from simpro_fast.data.loader import (
-    Batch,
-    Loader,
-    Shapes,
-    SyntheticLoader,
-    build_loader,
-    rank_shapes,
-    resolve_views,
-)
+from simpro_fast.data.batch import Batch, BatchLayout, Loader, rank_layout
+from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.loader import build_loader, resolve_augment
 from simpro_fast.data.pipeline import array_loader
+from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
 from simpro_fast.data.sampling.labeled_order import LabeledDraws
-from simpro_fast.data.splits.build import Split
+from simpro_fast.data.splits.split import Split
 from simpro_fast.errors import ConfigError, UserError
 
 CPU = torch.device("cpu")
@@ -165,7 +159,7 @@ def test_steps_per_fetch_change_nothing_wherever_a_run_resumes(make: Make, fetch
             assert batch.views.is_contiguous(memory_format=torch.channels_last)
 
 
-def join(batches: list[Batch], shapes: Shapes) -> Batch:
+def join(batches: list[Batch], shapes: BatchLayout) -> Batch:
     """The one-rank batch from the ranks' slices."""
     sizes = [shapes.labeled] * shapes.labeled_views
     sizes += [shapes.unlabeled] * (1 + shapes.strong_views)
@@ -185,7 +179,7 @@ def test_two_ranks_see_the_batch_of_one(make: Make, sampling: str) -> None:
     ranks = [make(data, rank=rank, world_size=2) for rank in (0, 1)]
     for step in range(3):
         batches = [loader.next(step) for loader in ranks]
-        assert_equal(join(batches, Shapes(2, 6, 2, 2)), whole.next(step))
+        assert_equal(join(batches, BatchLayout(2, 6, 2, 2)), whole.next(step))
         assert not torch.equal(batches[0].views, batches[1].views)
 
 
@@ -214,7 +208,7 @@ def test_batches_stay_as_they_are_while_later_ones_come(make: Make) -> None:
 def test_description_replays_the_batch(make: Make) -> None:
     """From JSON back to the pixels and labels of any step, as a report of a bad loss needs it."""
     source, loader = dataset(), make()
-    views = resolve_views(CONFIG, source)
+    views = resolve_augment(CONFIG, source)
     for step in range(2):
         batch = loader.next(step)
         description = json.loads(json.dumps(loader.describe(step)))
@@ -281,7 +275,9 @@ def test_case_29_more_ranks_after_a_resume_still_cover_each_pass(make: Make) -> 
 def test_steps_out_of_order_are_refused(make: Make) -> None:
     for loader in (
         make(start_step=5),
-        SyntheticLoader(Shapes(2, 4, 1, 1), image_size=8, num_classes=3, device=CPU, start_step=5),
+        SyntheticLoader(
+            BatchLayout(2, 4, 1, 1), image_size=8, num_classes=3, device=CPU, start_step=5
+        ),
     ):
         with pytest.raises(ValueError, match="step 4 asked for, but step 5 is next"):
             loader.next(4)
@@ -290,7 +286,7 @@ def test_steps_out_of_order_are_refused(make: Make) -> None:
 
 def test_a_failure_names_its_step_and_stays(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = make()
-    good = array_loader.view_table
+    good = array_loader.view_plan
 
     def broken(*arguments: Any) -> Any:
         calls.append(1)
@@ -299,7 +295,7 @@ def test_a_failure_names_its_step_and_stays(make: Make, monkeypatch: pytest.Monk
         return good(*arguments)
 
     calls: list[int] = []
-    monkeypatch.setattr(array_loader, "view_table", broken)
+    monkeypatch.setattr(array_loader, "view_plan", broken)
     with pytest.raises(UserError, match=r"step 2 failed: disk on fire"):
         for step in range(4):
             loader.next(step)
@@ -370,13 +366,15 @@ print(torch.get_num_threads())
 
 def test_resolve_views() -> None:
     source = dataset(size=32)
-    usual = resolve_views(CONFIG, source)
+    usual = resolve_augment(CONFIG, source)
     assert (usual.image_size, usual.shift, usual.flip, usual.cutout) == (32, 4, True, 16)
-    own = resolve_views(CONFIG.model_copy(update={"cutout": 6, "shift": 2, "flip": False}), source)
+    own = resolve_augment(
+        CONFIG.model_copy(update={"cutout": 6, "shift": 2, "flip": False}), source
+    )
     assert (own.shift, own.flip, own.cutout) == (2, False, 6)
-    assert resolve_views(CONFIG.model_copy(update={"cutout": 0}), source).cutout == 0
+    assert resolve_augment(CONFIG.model_copy(update={"cutout": 0}), source).cutout == 0
     with pytest.raises(ConfigError, match=r"data\.shift=32"):
-        resolve_views(CONFIG.model_copy(update={"shift": 32}), source)
+        resolve_augment(CONFIG.model_copy(update={"shift": 32}), source)
 
 
 def test_no_flip_where_the_data_set_forbids_it(make: Make) -> None:
@@ -386,8 +384,8 @@ def test_no_flip_where_the_data_set_forbids_it(make: Make) -> None:
 
 
 def test_rank_shapes_and_synthetic_batch() -> None:
-    shapes = rank_shapes(CONFIG, labeled_views=1, strong_views=3, world_size=2)
-    assert shapes == Shapes(labeled=2, unlabeled=6, labeled_views=1, strong_views=3)
+    shapes = rank_layout(CONFIG, labeled_views=1, strong_views=3, world_size=2)
+    assert shapes == BatchLayout(labeled=2, unlabeled=6, labeled_views=1, strong_views=3)
     loader = SyntheticLoader(shapes, image_size=8, num_classes=3, device=CPU)
     batch, later = loader.next(0), loader.next(1)
     assert batch.views.shape == (2 + 4 * 6, 3, 8, 8)

@@ -10,12 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simpro_fast.cli.train import prepare
+from simpro_fast.cli import prepare
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.datasets.image_list import FileImages, OwnImages, load_own_images, select
+from simpro_fast.data.datasets.image_list import (
+    FileImages,
+    ImageListDataset,
+    load_own_images,
+    select,
+)
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.files.packed import square
-from simpro_fast.data.splits.build import Split, make_split
+from simpro_fast.data.splits.build import make_split
+from simpro_fast.data.splits.split import Split
 from simpro_fast.errors import ConfigError, UserError
 from tests.data.image_folders import cut, picture, save, tidy
 
@@ -32,10 +38,10 @@ def config(root: Path, **changes: Any) -> DataConfig:
     return DataConfig(**{"name": "images", "image_size": 16, **folders, **changes})
 
 
-def load(root: Path, **changes: Any) -> tuple[OwnImages, Split]:
+def load(root: Path, **changes: Any) -> tuple[ImageListDataset, Split]:
     data = config(root, **changes)
     dataset = load_dataset(data)
-    assert isinstance(dataset, OwnImages)
+    assert isinstance(dataset, ImageListDataset)
     return dataset, make_split(data, dataset, 1)
 
 
@@ -46,7 +52,7 @@ def prepared(root: Path, *arguments: str) -> Path:
     return root / "out/manifest.csv"
 
 
-def names(dataset: OwnImages, root: Path, indices: np.ndarray) -> list[str]:
+def names(dataset: ImageListDataset, root: Path, indices: np.ndarray) -> list[str]:
     return [os.path.relpath(dataset.manifest.rows[i].path, root) for i in indices]
 
 

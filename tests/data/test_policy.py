@@ -23,9 +23,9 @@ from simpro_fast.data.augment.rand_augment import (
     strong_table,
     weak_table,
 )
-from simpro_fast.data.augment.views import make_views, view_table
-from simpro_fast.data.loader import Views
-from simpro_fast.data.sampling.draws import Stream, ViewDraws, ViewSettings, view_draws
+from simpro_fast.data.augment.views import make_views, view_plan
+from simpro_fast.data.batch import AugmentConfig
+from simpro_fast.data.sampling.draws import AugmentParams, Stream, augment_params
 
 LEVELS = range(1, 10)
 
@@ -92,15 +92,15 @@ def test_oblong_images() -> None:
             assert np.array_equal(one, np.asarray(expected)), operation.name
 
 
-def sample_draws(count: int, size: int, step: int = 0) -> ViewDraws:
-    return view_draws(
+def sample_draws(count: int, size: int, step: int = 0) -> AugmentParams:
+    return augment_params(
         11,
         Stream.AUGMENT_UNLABELED,
         step,
         start=0,
         count=count,
         num_views=1,
-        settings=ViewSettings(size, size // 8, True, len(Operation)),
+        settings=AugmentConfig(size, size // 8, True, len(Operation)),
     )
 
 
@@ -219,8 +219,8 @@ class Recorder(TorchDispatchMode):
 
 def test_views_need_no_synchronisation() -> None:
     """On a device without data, where whatever asks for a value fails."""
-    draws, views = sample_draws(300, 32), Views(32, 4, True, 16, (0.5,) * 3, (0.2,) * 3)
-    table = view_table(draws, 100, views)
+    draws, views = sample_draws(300, 32), AugmentConfig(32, 4, True, 16, (0.5,) * 3, (0.2,) * 3)
+    table = view_plan(draws, 100, views)
     images = torch.empty(100, 32, 32, 3, dtype=torch.uint8, device="meta")
     make_views(images, table, max_shift=4)  # fills the tables that stay on the device
     with Recorder() as recorder:

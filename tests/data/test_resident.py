@@ -13,8 +13,9 @@ import torch
 from toy_split import config, make_dataset
 
 from simpro_fast.data.datasets.base import ArrayDataset
-from simpro_fast.data.pipeline.image_store import ResidentImages
-from simpro_fast.data.splits.build import Split, make_split
+from simpro_fast.data.pipeline.image_store import ImageStore
+from simpro_fast.data.splits.build import make_split
+from simpro_fast.data.splits.split import Split
 
 CPU = torch.device("cpu")
 
@@ -34,7 +35,7 @@ def sets(own_pool: bool) -> tuple[ArrayDataset, Split]:
 @pytest.mark.parametrize("own_pool", [False, True], ids=["one pool", "own unlabeled part"])
 def test_images_are_those_of_the_index_lists(own_pool: bool) -> None:
     dataset, split = sets(own_pool)
-    images = ResidentImages(dataset, split, device=CPU, resident="auto")
+    images = ImageStore(dataset, split, device=CPU, resident="auto")
     rng = np.random.default_rng(0)
     for _ in range(5):
         labeled = rng.integers(0, len(split.labeled), 3)
@@ -52,7 +53,7 @@ def test_the_device_holds_each_used_image_once(own_pool: bool) -> None:
     dataset, split = sets(own_pool)
     if not own_pool:
         split = replace(split, unlabeled=np.concatenate([split.labeled, split.unlabeled]))
-    images = ResidentImages(dataset, split, device=CPU, resident="auto")
+    images = ImageStore(dataset, split, device=CPU, resident="auto")
     used, labeled, unlabeled = images._used()
     held = np.concatenate([dataset.images[used[0]], dataset.unlabeled_pool[used[1]]])
     assert len(held) == len(split.unlabeled) + own_pool * len(split.labeled)

@@ -7,7 +7,8 @@ import pytest
 from scipy.stats import chisquare
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.sampling.draws import StepSource, ViewSettings
+from simpro_fast.data.batch import AugmentConfig
+from simpro_fast.data.sampling.draws import StepSampler
 from simpro_fast.data.sampling.labeled_order import (
     ClassFirstOrder,
     LabeledDraws,
@@ -96,8 +97,8 @@ def test_frequencies_of_classes_and_of_images_within_them(sampling: str) -> None
 def test_ranks_share_one_stream_and_each_sees_the_same_frequencies(sampling: str) -> None:
     world, steps = 4, 500
 
-    def source(rank: int, world: int) -> StepSource:
-        return StepSource(
+    def source(rank: int, world: int) -> StepSampler:
+        return StepSampler(
             seed=3,
             labeled_order=labeled_order(config(sampling), LABELS, 4, 3),
             num_unlabeled=50,
@@ -107,7 +108,7 @@ def test_ranks_share_one_stream_and_each_sees_the_same_frequencies(sampling: str
             strong_views=1,
             rank=rank,
             world_size=world,
-            settings=ViewSettings(32, 4, True, 14),
+            settings=AugmentConfig(32, 4, True, 14),
         )
 
     whole = source(0, 1)
@@ -118,9 +119,9 @@ def test_ranks_share_one_stream_and_each_sees_the_same_frequencies(sampling: str
             joined = np.concatenate([getattr(one[step], name) for one in drawn])
             assert np.array_equal(joined, getattr(whole(step), name))
     for one in drawn:
-        labels = LABELS[np.concatenate([draws.labeled for draws in one])]
+        labels = LABELS[np.concatenate([draws.labeled_positions for draws in one])]
         assert frequencies_p(labels, shares(sampling)) > 1e-4
-        unlabeled = np.concatenate([draws.unlabeled for draws in one])
+        unlabeled = np.concatenate([draws.unlabeled_positions for draws in one])
         assert chisquare(np.bincount(unlabeled, minlength=50)).pvalue > 1e-4
         views = [draws.unlabeled_views for draws in one[:200]]
         for name, low, categories in (

@@ -22,14 +22,15 @@ from toy_split import make_dataset
 from simpro_fast.config import load_config
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets import small_imagenet
+from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.imagenet_classes import class_list, head_first, superclasses
-from simpro_fast.data.datasets.registry import ArrayDataset, load_dataset
+from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.datasets.small_imagenet import read_batch
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.methods import build_method, resolve_alpha
 
-TABLES = Path(str(resources.files("simpro_fast.data"))) / "imagenet"
+TABLES = Path(str(resources.files("simpro_fast.data"))) / "imagenet_lists"
 ROWS = json.loads((TABLES / "imagenet_clsloc_wnids.json").read_text())
 PARENTS = json.loads((TABLES / "imagenet127_wnid_map.json").read_text())
 VAL = np.tile(np.arange(1, 1001), 2)

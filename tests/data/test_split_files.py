@@ -11,7 +11,8 @@ import pytest
 from toy_split import config, make_dataset
 
 from simpro_fast.data.splits import build
-from simpro_fast.data.splits.build import load_split, make_split, save_split
+from simpro_fast.data.splits.build import make_split
+from simpro_fast.data.splits.split import load_split, save_split
 from simpro_fast.errors import UserError
 
 

@@ -14,7 +14,8 @@ from stl10_format import stl10_members, write_stl10, write_stl10_archive
 from simpro_fast.config import load_config
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets import stl10
-from simpro_fast.data.datasets.registry import ArrayDataset, load_dataset
+from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.datasets.stl10 import read_images
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.errors import ConfigError, UserError

@@ -11,7 +11,7 @@ from svhn_format import mat_file, write_svhn
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.datasets.svhn import read_svhn_part
-from simpro_fast.data.loader import resolve_views
+from simpro_fast.data.loader import resolve_augment
 from simpro_fast.errors import ConfigError, UserError
 
 # Two images, byte by byte as MATLAB's documentation of the format has it.
@@ -68,7 +68,7 @@ def test_data_set(tmp_path: Path, compressed: bool) -> None:
     assert dataset.test_labels.tolist() == digits.tolist()
     assert dataset.class_names == tuple("0123456789")
     assert (dataset.mean, dataset.std) == ((0.4377, 0.4438, 0.4728), (0.198, 0.201, 0.197))
-    assert not resolve_views(DataConfig(name="svhn"), dataset).flip
+    assert not resolve_augment(DataConfig(name="svhn"), dataset).flip
 
 
 def test_missing_and_resized(tmp_path: Path) -> None:

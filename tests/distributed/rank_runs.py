@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from simpro_fast.config import Config, parse_config
-from simpro_fast.data.loader import Batch, Loader, build_loader
+from simpro_fast.data.batch import Batch, Loader
+from simpro_fast.data.loader import build_loader
 from simpro_fast.distributed.process_group import Ranks, start_ranks
 from simpro_fast.training.state import collect_state
 from simpro_fast.training.trainer import Trainer

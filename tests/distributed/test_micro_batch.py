@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from simpro_fast.config import Config, parse_config
-from simpro_fast.data.loader import Batch, Shapes, build_loader
+from simpro_fast.data.batch import Batch, BatchLayout
+from simpro_fast.data.loader import build_loader
 from simpro_fast.distributed.process_group import check_launch
 from simpro_fast.engine.gradient_sync import GradientAverage
 from simpro_fast.errors import ConfigError
@@ -148,7 +149,7 @@ def test_gradients_travel_while_backward_goes_on() -> None:
 
 
 def test_micro_batches_keep_the_order_of_views() -> None:
-    shapes = Shapes(labeled=4, unlabeled=8, labeled_views=2, strong_views=2)
+    shapes = BatchLayout(labeled=4, unlabeled=8, labeled_views=2, strong_views=2)
     kinds = {"labeled": (4, 2), "unlabeled": (8, 3)}
     names = [
         f"{k}{i} view{v}" for k, (n, views) in kinds.items() for v in range(views) for i in range(n)

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from simpro_fast.models import WeightEMA
+from simpro_fast.models import ModelEMA
 from simpro_fast.models.batch_norm import (
     SyncBatchNorm,
     average_buffers,
@@ -58,7 +58,7 @@ def _train(model: nn.Module, rows: slice) -> dict[str, Tensor]:
 def _rank_results(rank: int, world_size: int) -> dict[str, dict[str, Tensor]]:
     rows = slice(0, ROWS[0]) if rank == 0 else slice(ROWS[0], sum(ROWS))
     model = convert_sync_batch_norm(network())
-    WeightEMA(model, 0.9)  # Copies the model although it refers to the process group.
+    ModelEMA(model, 0.9)  # Copies the model although it refers to the process group.
     synchronised = _train(model, rows)
 
     half = convert_sync_batch_norm(nn.BatchNorm2d(3))

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from simpro_fast.config.schema import ModelConfig
-from simpro_fast.models import WeightEMA, build_model
+from simpro_fast.models import ModelEMA, build_model
 
 
 def network() -> nn.Module:
@@ -20,7 +20,7 @@ def fill(model: nn.Module, value: float) -> None:
 def test_average_follows_whatever_the_students_precision(dtype):
     model = network().to(dtype)
     fill(model, 1.0)
-    ema = WeightEMA(model, decay=0.999)
+    ema = ModelEMA(model, decay=0.999)
     fill(model, 1.05)
     target = next(model.parameters())[0].flatten()[0].item()  # 1.05 rounded to the dtype
     for step in range(1000):
@@ -37,7 +37,7 @@ def test_average_follows_whatever_the_students_precision(dtype):
 
 def test_buffers_are_copied_not_averaged():
     model = network()
-    ema = WeightEMA(model, decay=0.999)
+    ema = ModelEMA(model, decay=0.999)
     for step in range(3):
         model(torch.randn(16, 3, 8, 8) * 3 + 2)
         ema.update(step)
@@ -50,7 +50,7 @@ def test_buffers_are_copied_not_averaged():
 def test_update_is_the_written_formula_per_parameter():
     model = network().double()
     start = [p.detach().clone() for p in model.parameters()]
-    ema = WeightEMA(model, decay=0.9, warmup=True)
+    ema = ModelEMA(model, decay=0.9, warmup=True)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p))
@@ -62,14 +62,14 @@ def test_update_is_the_written_formula_per_parameter():
 
 
 def test_warmup_decays():
-    ema = WeightEMA(network(), decay=0.99, warmup=True)
+    ema = ModelEMA(network(), decay=0.99, warmup=True)
     assert [ema.decay_at(s) for s in (0, 8, 10**6)] == [0.1, 0.5, 0.99]
-    assert WeightEMA(network(), decay=0.99).decay_at(0) == 0.99
+    assert ModelEMA(network(), decay=0.99).decay_at(0) == 0.99
 
 
 def test_average_is_in_eval_mode_and_needs_no_gradient():
     model = network()
-    ema = WeightEMA(model, decay=0.9)
+    ema = ModelEMA(model, decay=0.9)
     assert model.training and not ema.module.training
     assert not any(p.requires_grad for p in ema.module.parameters())
     assert all(p.requires_grad for p in model.parameters())
@@ -77,11 +77,11 @@ def test_average_is_in_eval_mode_and_needs_no_gradient():
 
 def test_state_dict_round_trip():
     model = network()
-    ema = WeightEMA(model, decay=0.9)
+    ema = ModelEMA(model, decay=0.9)
     fill(model, 0.3)
     ema.update(0)
     saved = {name: tensor.clone() for name, tensor in ema.state_dict().items()}
-    other = WeightEMA(network(), decay=0.9)
+    other = ModelEMA(network(), decay=0.9)
     other.load_state_dict(saved)
     for name, tensor in other.state_dict().items():
         assert torch.equal(tensor, saved[name])
@@ -91,7 +91,7 @@ def test_state_dict_round_trip():
 
 def test_channels_last_student_moved_after_construction():
     model = network()
-    ema = WeightEMA(model, decay=0.5)
+    ema = ModelEMA(model, decay=0.5)
     start = [p.detach().clone() for p in model.parameters()]
     model.to(memory_format=torch.channels_last)
     with torch.no_grad():
@@ -106,4 +106,4 @@ def test_channels_last_student_moved_after_construction():
 
 def test_decay_of_one_is_an_error():
     with pytest.raises(ValueError, match=r"\[0, 1\)"):
-        WeightEMA(network(), decay=1.0)
+        ModelEMA(network(), decay=1.0)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from simpro_fast.cli import prepare
 from simpro_fast.cli.train import main as train_main
-from simpro_fast.cli.train import prepare
 from simpro_fast.config import Config
 from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.errors import UserError

@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from simpro_fast.config import Config
-from simpro_fast.data.loader import Batch, SyntheticLoader, rank_shapes
+from simpro_fast.data.batch import Batch, rank_layout
+from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
 from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
@@ -280,7 +281,7 @@ def synthetic(poison_step: int | None = None) -> Callable[..., SyntheticLoader]:
             return dataclasses.replace(batch, views=views)
 
     def make(data: Any, dataset: Any, split: Any, **k: Any) -> SyntheticLoader:
-        shapes = rank_shapes(
+        shapes = rank_layout(
             data,
             labeled_views=k["labeled_views"],
             strong_views=k["strong_views"],

@@ -19,7 +19,7 @@ _UNIT = 2.0**-32
 _MASK32 = np.uint64(0xFFFFFFFF)
 
 
-def box_draws(
+def crop_words(
     seed: int, stream: Stream, step: int, *, start: int, count: int, num_views: int
 ) -> np.ndarray:
     """Uniform numbers in [0, 1) for the crops of a step: float64 [num_views * count, 14].
@@ -45,7 +45,7 @@ def box_draws(
     )
 
 
-def random_boxes(
+def random_crops(
     draws: np.ndarray,
     width: np.ndarray,
     height: np.ndarray,
@@ -60,7 +60,7 @@ def random_boxes(
     taken; where none does (a long narrow image), the last is cut to the image.
 
     Args:
-        draws: [n, 14] of `box_draws`. width, height: [n], pixels.
+        draws: [n, 14] of `crop_words`. width, height: [n], pixels.
 
     Returns:
         float64 [n, 4]: x0, y0, x1, y1 with 0 <= x0 < x1 <= width, likewise y.
@@ -80,7 +80,7 @@ def random_boxes(
     return np.stack([x, y, x + w, y + h], axis=1)
 
 
-def centre_box(width: int, height: int) -> tuple[float, float, float, float]:
+def centre_crop(width: int, height: int) -> tuple[float, float, float, float]:
     """The largest centred square: what evaluation and packing see of an image.
 
     The same as resizing the shorter side to the network's and cropping the centre, in one step.
@@ -90,6 +90,8 @@ def centre_box(width: int, height: int) -> tuple[float, float, float, float]:
     return (x, y, x + side, y + side)
 
 
-def resize_box(image: Image.Image, box: tuple[float, float, float, float], size: int) -> np.ndarray:
+def resize_crop(
+    image: Image.Image, box: tuple[float, float, float, float], size: int
+) -> np.ndarray:
     """uint8 [size, size, 3] of a part of an RGB image."""
     return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))

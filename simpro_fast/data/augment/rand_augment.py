@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from simpro_fast.data.augment import pixel_ops
-from simpro_fast.data.sampling.draws import LEVELS, LOWEST_LEVEL, OPERATIONS_PER_VIEW, ViewDraws
+from simpro_fast.data.sampling.draws import LEVELS, LOWEST_LEVEL, OPERATIONS_PER_VIEW, AugmentParams
 
 PARAMETER_MAX = 10
 CUTOUT_COLOUR = 127
@@ -181,7 +181,7 @@ def cutout_boxes(centre: np.ndarray, side: int, width: int, height: int) -> np.n
     return np.concatenate([near, far], axis=1).astype(np.int32)
 
 
-def strong_table(draws: ViewDraws, *, cutout: int, width: int, height: int) -> np.ndarray:
+def strong_table(draws: AugmentParams, *, cutout: int, width: int, height: int) -> np.ndarray:
     """The parameter table of `strong_policy`, int32 [n, 10].
 
     Columns: operation, level, negative of the first and of the second operation (IDENTITY where

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from simpro_fast.data.augment.views import make_views, view_table
-from simpro_fast.data.datasets.registry import ArrayDataset
-from simpro_fast.data.loader import Views
-from simpro_fast.data.sampling.draws import ViewDraws
+from simpro_fast.data.augment.views import make_views, view_plan
+from simpro_fast.data.batch import AugmentConfig
+from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.sampling.draws import AugmentParams
 
 
 def replay_views(
-    description: dict[str, Any], dataset: ArrayDataset, views: Views
+    description: dict[str, Any], dataset: ArrayDataset, augment: AugmentConfig
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draw the views of `Loader.describe` again.
 
@@ -28,15 +28,15 @@ def replay_views(
     labeled, unlabeled = (
         _replay(
             images[np.asarray(description[kind])],
-            ViewDraws.from_lists(description[f"{kind}_views"]),
-            views,
+            AugmentParams.from_lists(description[f"{kind}_views"]),
+            augment,
         )
         for kind, images in (("labeled", dataset.images), ("unlabeled", dataset.unlabeled_pool))
     )
     return labeled, unlabeled
 
 
-def _replay(images: np.ndarray, draws: ViewDraws, views: Views) -> np.ndarray:
-    table = view_table(draws, len(images), views)
-    made = make_views(torch.from_numpy(images), table, max_shift=views.shift).numpy()
+def _replay(images: np.ndarray, draws: AugmentParams, augment: AugmentConfig) -> np.ndarray:
+    table = view_plan(draws, len(images), augment)
+    made = make_views(torch.from_numpy(images), table, max_shift=augment.max_shift).numpy()
     return made.reshape(-1, *images.shape)

@@ -21,12 +21,12 @@ from simpro_fast.data.augment.rand_augment import (
     to_device,
     weak_table,
 )
-from simpro_fast.data.loader import Views
-from simpro_fast.data.sampling.draws import ViewDraws
+from simpro_fast.data.batch import AugmentConfig
+from simpro_fast.data.sampling.draws import AugmentParams
 
 
 @dataclass(frozen=True)
-class ViewTable:
+class ViewPlan:
     """What to make of a batch of images; row r of every field belongs to view r."""
 
     image: np.ndarray
@@ -41,22 +41,22 @@ class ViewTable:
     def __len__(self) -> int:
         return len(self.image)
 
-    def __getitem__(self, part: slice) -> ViewTable:
-        return ViewTable(self.image[part], self.flip[part], self.shift[part], self.strong[part])
+    def __getitem__(self, part: slice) -> ViewPlan:
+        return ViewPlan(self.image[part], self.flip[part], self.shift[part], self.strong[part])
 
 
-def view_table(draws: ViewDraws, images: int, views: Views) -> ViewTable:
+def view_plan(draws: AugmentParams, images: int, augment: AugmentConfig) -> ViewPlan:
     """The table of `images` images from their draws, view-major; view 0 is the weak one."""
-    side = views.image_size
-    strong = strong_table(draws, cutout=views.cutout, width=side, height=side)
+    side = augment.image_size
+    strong = strong_table(draws, cutout=augment.cutout, width=side, height=side)
     strong[:images] = weak_table(images)
     image = np.tile(np.arange(images), len(draws) // images)
-    return ViewTable(image, draws.flip, draws.shift, strong)
+    return ViewPlan(image, draws.flip, draws.shift, strong)
 
 
-def join_tables(tables: Sequence[ViewTable], starts: Sequence[int]) -> ViewTable:
+def join_plans(tables: Sequence[ViewPlan], starts: Sequence[int]) -> ViewPlan:
     """The tables one after another; image 0 of each is image `start` of the common batch."""
-    return ViewTable(
+    return ViewPlan(
         np.concatenate([t.image + start for t, start in zip(tables, starts, strict=True)]),
         np.concatenate([t.flip for t in tables]),
         np.concatenate([t.shift for t in tables]),
@@ -64,7 +64,7 @@ def join_tables(tables: Sequence[ViewTable], starts: Sequence[int]) -> ViewTable
     )
 
 
-def make_views(images: Tensor, table: ViewTable, *, max_shift: int) -> Tensor:
+def make_views(images: Tensor, table: ViewPlan, *, max_shift: int) -> Tensor:
     """uint8 [n, H, W, 3] to uint8 [v, H, W, 3], contiguous, on the same device."""
     views = crop_flip(images, table, max_shift=max_shift)
     apply_strong_policy(views, table.strong)
@@ -83,7 +83,7 @@ class ViewMaker:
         # More torch threads in each would only spin against those that train.
         self._pool = ThreadPoolExecutor(threads, "views", lambda: torch.set_num_threads(1))
 
-    def __call__(self, images: Tensor, table: ViewTable, *, max_shift: int) -> Tensor:
+    def __call__(self, images: Tensor, table: ViewPlan, *, max_shift: int) -> Tensor:
         """uint8 [n, H, W, 3] to uint8 [v, H, W, 3], contiguous."""
         views = images.new_empty(len(table), *images.shape[1:])
 
@@ -98,7 +98,7 @@ class ViewMaker:
         self._pool.shutdown()
 
 
-def crop_flip(images: Tensor, table: ViewTable, *, max_shift: int) -> Tensor:
+def crop_flip(images: Tensor, table: ViewPlan, *, max_shift: int) -> Tensor:
     """The weak views: flip, pad by reflection, crop at `shift` (0..2*max_shift); one gather."""
     count, height, width, channels = images.shape
     device = images.device

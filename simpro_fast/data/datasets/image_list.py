@@ -6,7 +6,6 @@ the list take the place of array indices, so that splits, draws and reports work
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Sequence
@@ -22,7 +21,6 @@ from simpro_fast.data.files.manifest import Manifest, Row, read_manifest
 from simpro_fast.data.files.packed import open_packed, square
 from simpro_fast.data.files.scan_folders import scan_folders
 from simpro_fast.data.files.tar_index import Member
-from simpro_fast.data.splits.build import Split
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL
 from simpro_fast.utils.parallel_map import in_order
@@ -83,7 +81,7 @@ def select(images: np.ndarray, indices: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class OwnImages(ArrayDataset):
+class ImageListDataset(ArrayDataset):
     """One row per usable image; `images` is a `FileImages` or the packed array.
 
     With a test part of its own (ImageNet), the rows are those of `images` alone.
@@ -101,7 +99,7 @@ class OwnImages(ArrayDataset):
         return isinstance(self.images, FileImages)
 
 
-def load_own_images(data: DataConfig) -> OwnImages:
+def load_own_images(data: DataConfig) -> ImageListDataset:
     """The list of images that `data.manifest`, or the three folders, stand for.
 
     Raises:
@@ -122,7 +120,7 @@ def load_own_images(data: DataConfig) -> OwnImages:
     numbers = {name: k for k, name in enumerate(manifest.class_names)}
     labels = np.array([numbers.get(row.label, -1) for row in manifest.rows], np.int64)
     _check_classes(data, manifest, labels)
-    return OwnImages(
+    return ImageListDataset(
         name="images",
         images=images,
         labels=labels,
@@ -134,69 +132,6 @@ def load_own_images(data: DataConfig) -> OwnImages:
         flip=True,
         manifest=manifest,
     )
-
-
-def own_split(data: DataConfig, dataset: ArrayDataset) -> Split:
-    """Index lists as the files are sorted into folders; without val, some labeled ones held out.
-
-    The held-out images are the first of each class in the order of a hash of their names: the
-    same whatever the seed and wherever the files lie, and not simply the oldest or the newest.
-    """
-    assert isinstance(dataset, OwnImages)
-    rows, labels = dataset.manifest.rows, dataset.labels
-    parts = {
-        split: np.array([i for i, row in enumerate(rows) if row.split == split], np.int64)
-        for split in ("labeled", "unlabeled", "val", "test")
-    }
-    labeled = parts["labeled"][np.argsort(labels[parts["labeled"]], kind="stable")]
-    test = parts["val"] if len(parts["val"]) else parts["test"]
-    if data.holdout_per_class:
-        if len(test):
-            raise ConfigError(
-                f"data.holdout_per_class={data.holdout_per_class}: there are {len(test)} val "
-                "images already; leave it out"
-            )
-        labeled, test = _hold_out(data.holdout_per_class, dataset, labeled)
-    unlabeled = parts["unlabeled"]
-    if data.overlap:
-        unlabeled = np.concatenate([labeled, np.setdiff1d(unlabeled, labeled)])
-    truth = labels[unlabeled]
-    count = dataset.num_classes
-    return Split(
-        labeled=labeled,
-        unlabeled=unlabeled,
-        test=test,
-        labeled_counts=tuple(np.bincount(labels[labeled], minlength=count).tolist()),
-        unlabeled_counts=None
-        if (truth < 0).any()
-        else tuple(np.bincount(truth, minlength=count).tolist()),
-        test_counts=tuple(np.bincount(labels[test], minlength=count).tolist()),
-        overlap=data.overlap,
-    )
-
-
-def _hold_out(
-    per_class: int, dataset: OwnImages, labeled: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    kept, held = [], []
-
-    def order(i: int) -> tuple[bytes, str, str]:
-        row = dataset.manifest.rows[i]
-        name = os.path.basename(row.member or row.path)
-        digest = hashlib.sha256(os.fsencode(f"{row.label}/{name}")).digest()
-        return digest, row.path, row.member
-
-    for k, name in enumerate(dataset.class_names):
-        members = labeled[dataset.labels[labeled] == k]
-        if 0 < len(members) <= per_class:
-            raise ConfigError(
-                f"data.holdout_per_class={per_class}: class {name!r} has only {len(members)} "
-                "labeled images; lower it or give data.val"
-            )
-        chosen = np.array(sorted(members, key=order)[:per_class], np.int64)
-        held.append(np.sort(chosen))
-        kept.append(np.setdiff1d(members, chosen))
-    return np.concatenate(kept), np.concatenate(held)
 
 
 def _listed(data: DataConfig) -> Manifest:

@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.datasets.image_list import MEAN, STD, FileImages, OwnImages, with_sizes
+from simpro_fast.data.datasets.image_list import MEAN, STD, FileImages, ImageListDataset, with_sizes
 from simpro_fast.data.datasets.imagenet_classes import ClassList, class_list, merged
 from simpro_fast.data.files.manifest import Manifest, make_manifest, read_manifest
 from simpro_fast.data.files.scan_folders import common_folder, scan_labeled
@@ -31,7 +31,7 @@ _SIDE = 224
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ImageNetTree(OwnImages):
+class ImageNetTree(ImageListDataset):
     """`manifest` lists the training images, `val` those of the test part."""
 
     val: Manifest

@@ -1,6 +1,6 @@
 """The 1000 classes of ImageNet-1k in the order of the downsampled files, and their 127 parents.
 
-Two tables are shipped in `imagenet/`. `imagenet_clsloc_wnids.json` is the order in which the
+Two tables are shipped in `imagenet_lists/`. `imagenet_clsloc_wnids.json` is the order in which the
 downsampled files number the classes (that of the development kit's `map_clsloc.txt`, not the
 alphabetical one); it was confirmed independently at a few ids only, so `data.class_list` can
 replace it. `imagenet127_wnid_map.json` maps every class to its parent among 127; it was recovered
@@ -21,7 +21,7 @@ from simpro_fast.data.splits.class_counts import labeled_share
 from simpro_fast.errors import UserError
 
 NUM_CLASSES = 1000
-_TABLES = resources.files("simpro_fast.data") / "imagenet"
+_TABLES = resources.files("simpro_fast.data.datasets") / "imagenet_lists"
 _WNID = re.compile(r"n\d{8}")
 
 

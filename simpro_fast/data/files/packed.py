@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from simpro_fast.data.augment.crops import centre_box, resize_box
+from simpro_fast.data.augment.crops import centre_crop, resize_crop
 from simpro_fast.data.files.decode import ImageSource, read_rgb
 from simpro_fast.data.files.manifest import Manifest
 from simpro_fast.errors import UserError
@@ -35,7 +35,7 @@ def square(source: ImageSource, size: int) -> np.ndarray:
         raise UserError(
             f"{error}; restore it, or run launch/prepare.py --on-bad-image skip"
         ) from None
-    return resize_box(image, centre_box(*image.size), size)
+    return resize_crop(image, centre_crop(*image.size), size)
 
 
 def packed_path(folder: Path, size: int) -> Path:

@@ -10,15 +10,14 @@ import numpy as np
 import torch
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.augment.rand_augment import Operation
-from simpro_fast.data.augment.views import ViewMaker, join_tables, make_views, view_table
-from simpro_fast.data.datasets.registry import ArrayDataset
-from simpro_fast.data.loader import Batch, Shapes, StepCounter, Views
+from simpro_fast.data.augment.views import ViewMaker, join_plans, make_views, view_plan
+from simpro_fast.data.batch import AugmentConfig, Batch, BatchLayout, StepCounter
+from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.pipeline.dali import build_pipeline
-from simpro_fast.data.pipeline.image_store import ResidentImages
-from simpro_fast.data.sampling.draws import StepSource, ViewSettings
+from simpro_fast.data.pipeline.image_store import ImageStore
+from simpro_fast.data.sampling.draws import StepSampler
 from simpro_fast.data.sampling.labeled_order import labeled_order
-from simpro_fast.data.splits.build import Split
+from simpro_fast.data.splits.split import Split
 from simpro_fast.errors import UserError
 
 PIXELS_PER_THREAD = 2**19
@@ -35,7 +34,7 @@ class _Labels:
     truth: np.ndarray
 
 
-class DaliLoader:
+class ArrayLoader:
     """One rank's batches through DALI; implements `loader.Loader`.
 
     The pipeline works up to `data.prefetch` runs ahead and in its own thread, where it calls
@@ -49,8 +48,8 @@ class DaliLoader:
         dataset: ArrayDataset,
         split: Split,
         *,
-        shapes: Shapes,
-        views: Views,
+        layout: BatchLayout,
+        augment: AugmentConfig,
         seed: int,
         rank: int,
         world_size: int,
@@ -59,21 +58,21 @@ class DaliLoader:
         num_threads: int,
     ) -> None:
         self._dataset, self._split = dataset, split
-        self._shapes, self._views = shapes, views
+        self._layout, self._augment = layout, augment
         self._device = device
-        self._draws = StepSource(
+        self._draws = StepSampler(
             seed=seed,
             labeled_order=labeled_order(
                 data, dataset.labels[split.labeled], dataset.num_classes, seed
             ),
             num_unlabeled=len(split.unlabeled),
-            labeled=shapes.labeled,
-            unlabeled=shapes.unlabeled,
-            labeled_views=shapes.labeled_views,
-            strong_views=shapes.strong_views,
+            labeled=layout.labeled,
+            unlabeled=layout.unlabeled,
+            labeled_views=layout.labeled_views,
+            strong_views=layout.strong_views,
             rank=rank,
             world_size=world_size,
-            settings=ViewSettings(views.image_size, views.shift, views.flip, len(Operation)),
+            augment=augment,
         )
         self._counter = StepCounter(start_step)
         self._steps_per_fetch = data.steps_per_fetch
@@ -84,11 +83,11 @@ class DaliLoader:
         # torch fixes the pool size of a thread at its first use. Do it for this one before the
         # threads of the pipeline choose theirs, which would otherwise become its default.
         torch.get_num_threads()
-        self._resident: ResidentImages | None = ResidentImages(
+        self._resident: ImageStore | None = ImageStore(
             dataset, split, device=device, resident=data.resident
         )
-        rows = shapes.rows * data.steps_per_fetch
-        threads = min(num_threads, rows * views.image_size**2 // PIXELS_PER_THREAD)
+        rows = layout.rows * data.steps_per_fetch
+        threads = min(num_threads, rows * augment.image_size**2 // PIXELS_PER_THREAD)
         shared = device.type == "cpu" and threads > 1
         self._maker = ViewMaker(threads) if shared else None
         # The pipeline's own threads share the views by whole samples, of equal sizes.
@@ -96,7 +95,7 @@ class DaliLoader:
         self._pipe: Any = build_pipeline(
             self._make_views,
             parts=self._parts,
-            views=views,
+            augment=augment,
             device=device,
             num_threads=num_threads,
             prefetch=data.prefetch,
@@ -131,14 +130,14 @@ class DaliLoader:
             self.close()
             self._failure = reason
             raise UserError(f"data of step {step}: {reason}") from error
-        self._fetched.extend(views.split(self._shapes.rows))
+        self._fetched.extend(views.split(self._layout.rows))
 
     def describe(self, step: int) -> dict[str, Any]:
         draws = self._draws(step)
         return {
             "step": step,
-            "labeled": self._split.labeled[draws.labeled].tolist(),
-            "unlabeled": self._split.unlabeled[draws.unlabeled].tolist(),
+            "labeled": self._split.labeled[draws.labeled_positions].tolist(),
+            "unlabeled": self._split.unlabeled[draws.unlabeled_positions].tolist(),
             "labeled_views": draws.labeled_views.as_lists(),
             "unlabeled_views": draws.unlabeled_views.as_lists(),
         }
@@ -156,34 +155,36 @@ class DaliLoader:
 
     def _make_views(self) -> list[torch.Tensor]:
         """Views uint8 of the next steps, rows in the order of `Batch.views`, in equal parts."""
-        shapes, steps = self._shapes, self._steps_per_fetch
+        layout, steps = self._layout, self._steps_per_fetch
         fetched, tables, starts = [], [], []
         for i in range(steps):
             step = self._next_made
             try:
                 draws = self._draws(step)
-                tables.append(view_table(draws.labeled_views, shapes.labeled, self._views))
-                tables.append(view_table(draws.unlabeled_views, shapes.unlabeled, self._views))
+                tables.append(view_plan(draws.labeled_views, layout.labeled, self._augment))
+                tables.append(view_plan(draws.unlabeled_views, layout.unlabeled, self._augment))
                 labels = _Labels(
                     step=step,
-                    targets=self._dataset.labels[self._split.labeled[draws.labeled]],
-                    truth=self._dataset.unlabeled_truth(self._split.unlabeled[draws.unlabeled]),
+                    targets=self._dataset.labels[self._split.labeled[draws.labeled_positions]],
+                    truth=self._dataset.unlabeled_truth(
+                        self._split.unlabeled[draws.unlabeled_positions]
+                    ),
                 )
             except Exception as error:
                 self._failure = f"the draws of step {step} failed: {error}"
                 raise
             # The images of all steps come together, labeled ones first.
-            starts += [i * shapes.labeled, steps * shapes.labeled + i * shapes.unlabeled]
+            starts += [i * layout.labeled, steps * layout.labeled + i * layout.unlabeled]
             fetched.append(draws)
             self._labels.append(labels)
             self._next_made += 1
         assert self._resident is not None  # it outlives the pipeline
         images = self._resident.gather(
-            np.concatenate([draws.labeled for draws in fetched]),
-            np.concatenate([draws.unlabeled for draws in fetched]),
+            np.concatenate([draws.labeled_positions for draws in fetched]),
+            np.concatenate([draws.unlabeled_positions for draws in fetched]),
         )
         make = self._maker or make_views
-        made = make(images, join_tables(tables, starts), max_shift=self._views.shift)
+        made = make(images, join_plans(tables, starts), max_shift=self._augment.max_shift)
         return list(made.chunk(self._parts))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from simpro_fast.data.augment.rand_augment import strong_policy
-from simpro_fast.data.loader import Views
+from simpro_fast.data.batch import AugmentConfig
 from simpro_fast.errors import UserError
 
 
@@ -101,7 +101,7 @@ def build_pipeline(
     make_views: Callable[[], list[Tensor]],
     *,
     parts: int,
-    views: Views,
+    augment: AugmentConfig,
     device: torch.device,
     num_threads: int,
     prefetch: int,
@@ -124,7 +124,7 @@ def build_pipeline(
     @pipeline_def
     def pipeline() -> Any:
         batch = batch_function(make_views, gpu=gpu, layout="FHWC")
-        return normalise(batch, mean=views.mean, std=views.std, layout="FHWC")
+        return normalise(batch, mean=augment.mean, std=augment.std, layout="FHWC")
 
     pipe = pipeline(
         batch_size=parts,

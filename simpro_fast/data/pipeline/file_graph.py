@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from simpro_fast.data.batch import AugmentConfig
 from simpro_fast.data.files.decode import ImageSource
 from simpro_fast.data.files.tar_index import Member
-from simpro_fast.data.loader import Views
 from simpro_fast.data.pipeline.dali import import_dali, normalise, strong_view
 
 VIEW_INPUTS = ("start", "end", "mirror", "table")
@@ -67,13 +67,13 @@ def crop_view(images: Any, start: Any, end: Any, mirror: Any, *, size: int) -> A
     return fn.flip(crop, horizontal=mirror)
 
 
-def build_image_pipeline(
+def build_file_pipeline(
     source: Callable[[], tuple[Any, ...]],
     *,
     read: bool,
     images: int,
     num_views: int,
-    views: Views,
+    augment: AugmentConfig,
     device: torch.device,
     num_threads: int,
     prefetch: int,
@@ -111,10 +111,10 @@ def build_image_pipeline(
         decoded = decode(files, read=read, gpu=gpu, hw_decoder_load=hw_decoder_load)
         outputs = []
         for v in range(num_views):
-            view = crop_view(decoded, *inputs[3 * v : 3 * v + 3], size=views.image_size)
+            view = crop_view(decoded, *inputs[3 * v : 3 * v + 3], size=augment.image_size)
             if v:
                 view = strong_view(view, tables[v].popleft, gpu=gpu)
-            outputs.append(normalise(view, mean=views.mean, std=views.std))
+            outputs.append(normalise(view, mean=augment.mean, std=augment.std))
         return tuple(outputs)
 
     pipe = pipeline(

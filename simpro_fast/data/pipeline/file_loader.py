@@ -12,29 +12,22 @@ import numpy as np
 import torch
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.augment.crops import box_draws, random_boxes
-from simpro_fast.data.augment.rand_augment import Operation, strong_table, weak_table
-from simpro_fast.data.datasets.image_list import OwnImages
+from simpro_fast.data.augment.crops import crop_words, random_crops
+from simpro_fast.data.augment.rand_augment import strong_table, weak_table
+from simpro_fast.data.batch import AugmentConfig, Batch, BatchLayout, StepCounter
+from simpro_fast.data.datasets.image_list import ImageListDataset
 from simpro_fast.data.files.decode import OK, UNREADABLE, check_file
 from simpro_fast.data.files.manifest import Row
-from simpro_fast.data.loader import Batch, Shapes, StepCounter, Views
 from simpro_fast.data.pipeline.array_loader import failure_reason
 from simpro_fast.data.pipeline.file_graph import (
-    build_image_pipeline,
+    build_file_pipeline,
     decoder_refuses,
     encoded_array,
     path_array,
 )
-from simpro_fast.data.sampling.draws import (
-    StepDraws,
-    StepSource,
-    Stream,
-    ViewSettings,
-    below,
-    raw_words,
-)
+from simpro_fast.data.sampling.draws import StepDraws, StepSampler, Stream, below, raw_words
 from simpro_fast.data.sampling.labeled_order import labeled_order
-from simpro_fast.data.splits.build import Split
+from simpro_fast.data.splits.split import Split
 from simpro_fast.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -61,7 +54,7 @@ def _read(rows: list[Row]) -> list[np.ndarray]:
     return [encoded_array(row.image) for row in rows]
 
 
-class ImageLoader:
+class FileLoader:
     """One rank's batches from files; implements `loader.Loader`.
 
     A damaged file stops the run, or with on_bad_image=skip another image of the same set (of the
@@ -75,11 +68,11 @@ class ImageLoader:
     def __init__(
         self,
         data: DataConfig,
-        dataset: OwnImages,
+        dataset: ImageListDataset,
         split: Split,
         *,
-        shapes: Shapes,
-        views: Views,
+        layout: BatchLayout,
+        augment: AugmentConfig,
         seed: int,
         rank: int,
         world_size: int,
@@ -88,21 +81,21 @@ class ImageLoader:
         num_threads: int,
     ) -> None:
         self._data, self._dataset, self._split = data, dataset, split
-        self._shapes, self._views, self._device = shapes, views, device
+        self._layout, self._augment, self._device = layout, augment, device
         self._seed, self._rank, self._num_threads = seed, rank, num_threads
-        self._draws = StepSource(
+        self._draws = StepSampler(
             seed=seed,
             labeled_order=labeled_order(
                 data, dataset.labels[split.labeled], dataset.num_classes, seed
             ),
             num_unlabeled=len(split.unlabeled),
-            labeled=shapes.labeled,
-            unlabeled=shapes.unlabeled,
-            labeled_views=shapes.labeled_views,
-            strong_views=shapes.strong_views,
+            labeled=layout.labeled,
+            unlabeled=layout.unlabeled,
+            labeled_views=layout.labeled_views,
+            strong_views=layout.strong_views,
             rank=rank,
             world_size=world_size,
-            settings=ViewSettings(views.image_size, 0, views.flip, len(Operation)),
+            augment=replace(augment, max_shift=0),  # crops of files are boxes,
         )
         self._rows = rows = dataset.manifest.rows
         self._in_shards = any(row.member for row in rows)
@@ -116,7 +109,7 @@ class ImageLoader:
         self._bad: set[int] = set()
         self.replaced = 0
         """Images of the batches handed out so far that stand in for a damaged one."""
-        # See DaliLoader: this thread's pool of torch threads must exist before the pipeline's.
+        # See ArrayLoader: this thread's pool of torch threads must exist before the pipeline's.
         torch.get_num_threads()
         self._readers: ThreadPoolExecutor | None = None
         self._pipe: Any = self._build()
@@ -135,8 +128,8 @@ class ImageLoader:
         if prepared.step != step:
             raise RuntimeError(f"views of step {step} met the labels of step {prepared.step}")
         self.replaced += prepared.replaced
-        b, shapes, labels = self._shapes.labeled, self._shapes, self._dataset.labels
-        parts = [view[:b] for view in outputs[: shapes.labeled_views]]
+        b, layout, labels = self._layout.labeled, self._layout, self._dataset.labels
+        parts = [view[:b] for view in outputs[: layout.labeled_views]]
         parts += [view[b:] for view in outputs]
         # The copy also ends the dependence on the pipeline's memory.
         views = torch.cat(parts).permute(0, 3, 1, 2)
@@ -151,7 +144,7 @@ class ImageLoader:
     def describe(self, step: int) -> dict[str, Any]:
         draws = self._draws(step)
         indices, _ = self._images(draws)
-        labeled, unlabeled = np.split(indices, [self._shapes.labeled])
+        labeled, unlabeled = np.split(indices, [self._layout.labeled])
         return {
             "step": step,
             "labeled": labeled.tolist(),
@@ -175,15 +168,15 @@ class ImageLoader:
             self.close()
 
     def _build(self) -> Any:
-        shapes = self._shapes
+        layout = self._layout
         if self._in_shards:
             self._readers = ThreadPoolExecutor(self._num_threads)
-        return build_image_pipeline(
+        return build_file_pipeline(
             self._source,
             read=not self._in_shards,
-            images=shapes.labeled + shapes.unlabeled,
-            num_views=1 + shapes.strong_views,
-            views=self._views,
+            images=layout.labeled + layout.unlabeled,
+            num_views=1 + layout.strong_views,
+            augment=self._augment,
             device=self._device,
             num_threads=self._num_threads,
             prefetch=self._data.prefetch,
@@ -235,15 +228,18 @@ class ImageLoader:
     def _images(self, draws: StepDraws) -> tuple[np.ndarray, int]:
         """Data set rows int64 [b + m] of a step with damaged ones replaced, and how many were."""
         indices = np.concatenate(
-            [self._split.labeled[draws.labeled], self._split.unlabeled[draws.unlabeled]]
+            [
+                self._split.labeled[draws.labeled_positions],
+                self._split.unlabeled[draws.unlabeled_positions],
+            ]
         )
         if not self._bad:
             return indices, 0
         bad = [j for j, i in enumerate(indices.tolist()) if i in self._bad]
-        b = self._shapes.labeled
+        b = self._layout.labeled
         for j in bad:
             kind = int(j >= b)
-            position = self._rank * (self._shapes.unlabeled if kind else b) + j - kind * b
+            position = self._rank * (self._layout.unlabeled if kind else b) + j - kind * b
             indices[j] = self._replacement(draws.step, kind, position, int(indices[j]))
         return indices, len(bad)
 
@@ -289,10 +285,10 @@ class ImageLoader:
 
     def _boxes(self, step: int, kind: int, indices: np.ndarray) -> np.ndarray:
         """Crops float64 [views * n, 4] of one kind of images, view-major."""
-        shapes, data = self._shapes, self._data
-        num_views = (shapes.labeled_views, 1 + shapes.strong_views)[kind]
+        layout, data = self._layout, self._data
+        num_views = (layout.labeled_views, 1 + layout.strong_views)[kind]
         count = len(indices)
-        draws = box_draws(
+        draws = crop_words(
             self._seed,
             (Stream.AUGMENT_LABELED, Stream.AUGMENT_UNLABELED)[kind],
             step,
@@ -304,22 +300,22 @@ class ImageLoader:
         for view, part in enumerate(np.split(draws, num_views)):
             scale = data.strong_scale if view else data.weak_scale
             width, height = self._width[indices], self._height[indices]
-            boxes.append(random_boxes(part, width, height, scale=scale, ratio=data.crop_ratio))
+            boxes.append(random_crops(part, width, height, scale=scale, ratio=data.crop_ratio))
         return np.concatenate(boxes)
 
     def _prepare(self, draws: StepDraws) -> _Prepared:
-        shapes, side = self._shapes, self._views.image_size
+        layout, side = self._layout, self._augment.image_size
         indices, replaced = self._images(draws)
         parts = []
         for kind, (rows, views) in enumerate(
             zip(
-                np.split(indices, [shapes.labeled]),
+                np.split(indices, [layout.labeled]),
                 (draws.labeled_views, draws.unlabeled_views),
                 strict=True,
             )
         ):
             boxes = self._boxes(draws.step, kind, rows)
-            table = strong_table(views, cutout=self._views.cutout, width=side, height=side)
+            table = strong_table(views, cutout=self._augment.cutout, width=side, height=side)
             parts.append((len(rows), boxes, views.flip, table))
         drawn = [self._rows[i] for i in indices]
         if self._readers:
@@ -329,7 +325,7 @@ class ImageLoader:
             inputs: list[Any] = [[self._readers.submit(_read, chunk) for chunk in chunks]]
         else:
             inputs = [[path_array(row.path) for row in drawn]]
-        for view in range(1 + shapes.strong_views):
+        for view in range(1 + layout.strong_views):
             per_kind = [self._view_inputs(view, *part) for part in parts]
             joined = [np.concatenate(arrays) for arrays in zip(*per_kind, strict=True)]
             # The weak view has no table. DALI takes C order only, which joining lost.

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from simpro_fast.data.augment.rand_augment import to_device
-from simpro_fast.data.datasets.registry import ArrayDataset
-from simpro_fast.data.splits.build import Split
+from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.splits.split import Split
 from simpro_fast.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ DEVICE_SHARE = 0.5
 _CHUNK = 4096
 
 
-class ResidentImages:
+class ImageStore:
     """Gathers the images of a step by position in the split's index lists.
 
     Args:

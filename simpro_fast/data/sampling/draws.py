@@ -19,6 +19,8 @@ from enum import IntEnum
 
 import numpy as np
 
+from simpro_fast.data.batch import AugmentConfig
+
 Array = np.ndarray
 
 WORDS_PER_VIEW = 12
@@ -27,6 +29,8 @@ STORED_PERMUTATION_MAX = 1 << 20
 """Largest set whose permutation of a pass is kept in memory (8 bytes an image)."""
 LOWEST_LEVEL, LEVELS = 1, 9
 """RandAugment levels 1..9; the published code draws below its upper end of 10."""
+NUM_OPERATIONS = 14
+"""Of the strong policy, see rand_augment.Operation."""
 OPERATIONS_PER_VIEW = 2
 
 _MASK32 = np.uint64(0xFFFFFFFF)
@@ -169,21 +173,7 @@ class ShuffledOrder:
 
 
 @dataclass(frozen=True)
-class ViewSettings:
-    """What the ranges of the augmentation parameters depend on."""
-
-    image_size: int
-    """Side, pixels."""
-    max_shift: int
-    """Largest shift of the crop, pixels."""
-    flip: bool
-    """Whether half of the views are mirrored."""
-    num_operations: int
-    """Operations of the strong policy."""
-
-
-@dataclass(frozen=True)
-class ViewDraws:
+class AugmentParams:
     """Augmentation parameters of n views; row r of every field belongs to view r."""
 
     flip: Array
@@ -209,12 +199,12 @@ class ViewDraws:
         return {field.name: getattr(self, field.name).tolist() for field in fields(self)}
 
     @classmethod
-    def from_lists(cls, lists: dict[str, list]) -> ViewDraws:
+    def from_lists(cls, lists: dict[str, list]) -> AugmentParams:
         """The inverse of `as_lists`."""
         return cls(**{field.name: np.asarray(lists[field.name]) for field in fields(cls)})
 
 
-def view_draws(
+def augment_params(
     seed: int,
     stream: Stream,
     step: int,
@@ -222,8 +212,8 @@ def view_draws(
     start: int,
     count: int,
     num_views: int,
-    settings: ViewSettings,
-) -> ViewDraws:
+    augment: AugmentConfig,
+) -> AugmentParams:
     """Parameters of `num_views` views of the positions start..start+count-1 of a step.
 
     Rows are view-major, [num_views * count]. View v has its own lane of the counter, so that
@@ -244,14 +234,14 @@ def view_draws(
     )
     low, high = words & _MASK32, words >> np.uint64(32)
     bits = (words[:, 4, None] >> np.arange(5, dtype=np.uint64)) & np.uint64(1) != 0
-    return ViewDraws(
-        flip=bits[:, 0] & settings.flip,
-        shift=below(np.stack([low[:, 0], high[:, 0]], axis=1), 2 * settings.max_shift + 1),
-        operation=below(low[:, 1:3], settings.num_operations),
+    return AugmentParams(
+        flip=bits[:, 0] & augment.flip,
+        shift=below(np.stack([low[:, 0], high[:, 0]], axis=1), 2 * augment.max_shift + 1),
+        operation=below(low[:, 1:3], NUM_OPERATIONS),
         level=below(high[:, 1:3], LEVELS) + LOWEST_LEVEL,
         apply=bits[:, 1:3],
         negative=bits[:, 3:5],
-        cutout_centre=np.stack([low[:, 3], high[:, 3]], axis=1) * (settings.image_size / 2.0**32),
+        cutout_centre=np.stack([low[:, 3], high[:, 3]], axis=1) * (augment.image_size / 2.0**32),
     )
 
 
@@ -260,17 +250,17 @@ class StepDraws:
     """Everything random about one rank's share of one step."""
 
     step: int
-    labeled: Array
-    """int64 [b]: positions in the labeled index list."""
-    unlabeled: Array
-    """int64 [m]: positions in the unlabeled index list."""
-    labeled_views: ViewDraws
+    labeled_positions: Array
+    """int64 [b]: places in the labeled list of the split."""
+    unlabeled_positions: Array
+    """int64 [m]: places in the unlabeled list of the split."""
+    labeled_views: AugmentParams
     """[L*b] rows, view-major; view 0 is the weak one."""
-    unlabeled_views: ViewDraws
+    unlabeled_views: AugmentParams
     """[(1+V)*m] rows, view-major; view 0 is the weak one."""
 
 
-class StepSource:
+class StepSampler:
     """The draws of any step for one rank; calling it twice gives the same answer.
 
     Args:
@@ -280,7 +270,7 @@ class StepSource:
         labeled, unlabeled: images per rank and step (b, m).
         labeled_views: L, views of a labeled image. strong_views: V of an unlabeled one.
         rank: this rank's slice of the global batch.
-        settings: ranges of the augmentation parameters.
+        augment: ranges of the augmentation parameters.
     """
 
     def __init__(
@@ -295,13 +285,13 @@ class StepSource:
         strong_views: int,
         rank: int,
         world_size: int,
-        settings: ViewSettings,
+        augment: AugmentConfig,
     ) -> None:
         self._seed = seed
         self._labeled, self._unlabeled = labeled, unlabeled
         self._labeled_views, self._unlabeled_views = labeled_views, 1 + strong_views
         self._rank, self._world_size = rank, world_size
-        self._settings = settings
+        self._augment = augment
         self._labeled_order = labeled_order
         self._unlabeled_order = ShuffledOrder(num_unlabeled, seed, Stream.ORDER_UNLABELED)
 
@@ -310,8 +300,10 @@ class StepSource:
         global_start = step * self._world_size + self._rank
         return StepDraws(
             step=step,
-            labeled=self._labeled_order(global_start * self._labeled, self._labeled),
-            unlabeled=self._unlabeled_order(global_start * self._unlabeled, self._unlabeled),
+            labeled_positions=self._labeled_order(global_start * self._labeled, self._labeled),
+            unlabeled_positions=self._unlabeled_order(
+                global_start * self._unlabeled, self._unlabeled
+            ),
             labeled_views=self._views(
                 Stream.AUGMENT_LABELED, step, self._labeled, self._labeled_views
             ),
@@ -320,13 +312,13 @@ class StepSource:
             ),
         )
 
-    def _views(self, stream: Stream, step: int, count: int, num_views: int) -> ViewDraws:
-        return view_draws(
+    def _views(self, stream: Stream, step: int, count: int, num_views: int) -> AugmentParams:
+        return augment_params(
             self._seed,
             stream,
             step,
             start=self._rank * count,
             count=count,
             num_views=num_views,
-            settings=self._settings,
+            augment=self._augment,
         )
