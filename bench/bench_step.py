@@ -24,7 +24,8 @@ from simpro_fast.config import Config, load_config
 from simpro_fast.data.batch import Loader, rank_layout
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
-from simpro_fast.distributed.process_group import check_launch, start_ranks, stop_ranks
+from simpro_fast.distributed.environment import check_launch
+from simpro_fast.distributed.process_group import start_ranks, stop_ranks
 from simpro_fast.errors import UserError
 from simpro_fast.run.export import peak_memory_mib
 from simpro_fast.training.trainer import Trainer

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from simpro_fast.cli.train import CommandParser
+from simpro_fast.cli.parser import CommandParser
 from simpro_fast.config import load_config
-from simpro_fast.distributed.process_group import rank_from_environment, stop_ranks
+from simpro_fast.distributed.environment import rank_from_environment
+from simpro_fast.distributed.process_group import stop_ranks
 from simpro_fast.doctor.examine import DEFAULT, examine
 from simpro_fast.doctor.table import closing, table
 from simpro_fast.errors import ConfigError, UserError

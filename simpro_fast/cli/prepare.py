@@ -28,9 +28,9 @@ from simpro_fast.data.files.packed import is_packed, pack, packed_path
 from simpro_fast.data.files.scan_folders import scan_folders
 from simpro_fast.data.files.skipped import Ignored
 from simpro_fast.data.files.suggest_config import suggest_config
-from simpro_fast.distributed.process_group import cpu_cores
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.machine import cpu_cores
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 _SHOWN = 50

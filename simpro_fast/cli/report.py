@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from simpro_fast.cli.train import CommandParser
+from simpro_fast.cli.parser import CommandParser
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.report.figures import write_report
 from simpro_fast.report.runs import load_run

@@ -9,8 +9,9 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from simpro_fast.cli.parser import CommandParser
 from simpro_fast.config import Config, dump_config, load_config, load_smoke_config
 from simpro_fast.config.smoke import FOLDER as SMOKE_FOLDER
 from simpro_fast.errors import ConfigError, PeerError, UserError
@@ -28,13 +29,6 @@ LAUNCHER_FLAGS = {
 }
 # What other programs call it; here it is a key, and needs nothing said.
 RESUME_FLAGS = {"--resume", "--continue", "--restart", "--resume-from", "--resume_from"}
-
-
-class CommandParser(argparse.ArgumentParser):
-    """Errors as one line with the nearest valid flag, exit code 2."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -97,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         the exit code: 0 done, 1 failure, 2 usage or configuration, 75 preempted (the same command
         goes on), 130 interrupted by Ctrl-C.
     """
-    from simpro_fast.distributed.process_group import (
+    from simpro_fast.distributed.environment import (
         local_rank_from_environment,
         rank_from_environment,
         world_size_from_environment,
@@ -140,7 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(config: Config, *, dry_run: bool, smoke: bool) -> int:
-    from simpro_fast.distributed.process_group import check_launch, start_ranks, stop_ranks
+    from simpro_fast.distributed.environment import check_launch
+    from simpro_fast.distributed.process_group import start_ranks, stop_ranks
     from simpro_fast.fault_tolerance.exit_code import conclude
     from simpro_fast.fault_tolerance.watchdog import Watchdog
     from simpro_fast.run.banner import announce, announce_dry_run, announce_launch

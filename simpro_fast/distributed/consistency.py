@@ -7,50 +7,20 @@ rank (or whoever pretends to be one) cannot run code on another.
 from __future__ import annotations
 
 import json
-import platform
 import time
-from importlib import metadata
 from itertools import groupby
 
-import torch
 import torch.distributed as dist
 
 from simpro_fast.config import Config, flatten
-from simpro_fast.distributed.rendezvous import host_name, wait_for_key
+from simpro_fast.distributed.rendezvous import wait_for_key
 from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.utils.provenance import git_commit, source_digest
+from simpro_fast.utils.machine import host_name
+from simpro_fast.utils.provenance import git_commit, library_versions, source_digest
 
 Facts = dict[str, str]
 
-# Versions of these change what a rank computes or how it talks to the others.
-PACKAGES = {
-    "numpy": ("numpy",),
-    "DALI": ("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
-    "DeepSpeed": ("deepspeed",),
-    "Triton": ("triton",),
-}
 _SHOWN = 6
-
-
-def version_of(*names: str) -> str | None:
-    """Version of the first of these packages that is installed."""
-    for name in names:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-def library_versions() -> Facts:
-    """Python, torch (with its build) and the packages that a rank computes with."""
-    nccl = torch.cuda.nccl.version() if torch.cuda.is_available() else None
-    return {
-        "Python": platform.python_version(),
-        "torch": torch.__version__,
-        **{name: version_of(*names) or "missing" for name, names in PACKAGES.items()},
-        "NCCL": ".".join(map(str, nccl)) if nccl else "not used",
-    }
 
 
 def fingerprint(config: Config, device_type: str) -> Facts:
@@ -99,7 +69,7 @@ def _compared(facts: Facts, key: str) -> str | None:
     return value.partition(" ")[0] if key == "code" and value else value
 
 
-def meet(
+def rendezvous(
     store: dist.Store, rank: int, world_size: int, facts: Facts, timeout: float
 ) -> list[tuple[str, int]]:
     """Wait until all ranks are there and compare them. Rank 0 reads everything, the others one key.

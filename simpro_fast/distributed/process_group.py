@@ -1,4 +1,4 @@
-"""Who am I among the ranks: environment, device, process group, threads.
+"""This process among all ranks: device, threads, process group.
 
 The same program runs under `deepspeed`, `torchrun` and plain `python`; all three end in one
 `Ranks` value, and everything else asks that.
@@ -11,18 +11,22 @@ import os
 import sys
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from simpro_fast.config import Config
-from simpro_fast.distributed.consistency import Facts, difference, fingerprint, meet
-from simpro_fast.distributed.rendezvous import Rendezvous, host_name, interface_towards
-from simpro_fast.engine.compile import check_compile
+from simpro_fast.distributed.consistency import Facts, difference, fingerprint, rendezvous
+from simpro_fast.distributed.environment import (
+    local_rank_from_environment,
+    number_from_environment,
+    rank_from_environment,
+    world_size_from_environment,
+)
+from simpro_fast.distributed.rendezvous import Rendezvous, interface_towards
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.machine import cpu_cores, host_name
 from simpro_fast.utils.malloc import reuse_freed_memory
 
 
@@ -90,115 +94,6 @@ class Ranks:
             raise ConfigError(unequal)
 
 
-def _number(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(
-            f"environment variable {name}={text!r} is not a number; unset it"
-        ) from None
-
-
-def world_size_from_environment() -> int:
-    return _number("WORLD_SIZE", 1)
-
-
-def rank_from_environment() -> int:
-    return _number("RANK", 0)
-
-
-def local_rank_from_environment() -> int:
-    """Rank among those of this host; without a launcher that says it, the rank itself."""
-    return _number("LOCAL_RANK", rank_from_environment())
-
-
-def check_launch(config: Config) -> None:
-    """Refuse a launch that cannot work, before any process group exists.
-
-    Raises:
-        ConfigError: naming both numbers, or the missing device.
-    """
-    world, rank = world_size_from_environment(), rank_from_environment()
-    if world < 1 or not 0 <= rank < world:
-        raise ConfigError(
-            f"RANK={rank} of WORLD_SIZE={world} in the environment is impossible; "
-            "start through deepspeed or torchrun, or unset both"
-        )
-    _refuse_missing_hostfile()
-    expected = config.distributed.expect_world_size
-    if expected is not None and expected != world:
-        raise ConfigError(
-            f"distributed.expect_world_size={expected}, but {world} rank(s) were started; "
-            "check the host file and the launcher's arguments"
-        )
-    batch = config.data.batch_size
-    if batch % world:
-        below, above = batch // world * world, -(-batch // world) * world
-        nearest = f"{below} or {above}" if below else str(above)
-        raise ConfigError(
-            f"data.batch_size={batch} does not divide over {world} ranks; "
-            f"the nearest that do: {nearest}"
-        )
-    micro, labeled = config.distributed.micro_batch, batch // world
-    if micro is not None and labeled % micro:
-        divisors = [n for n in range(1, labeled + 1) if labeled % n == 0]
-        near = [
-            max((n for n in divisors if n < micro), default=None),
-            min((n for n in divisors if n > micro), default=None),
-        ]
-        raise ConfigError(
-            f"distributed.micro_batch={micro} does not divide the {labeled} labeled images of "
-            f"each of {world} rank(s); the nearest that do: "
-            + " or ".join(str(n) for n in near if n is not None)
-        )
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device=cuda: no CUDA device is visible; use device=cpu or device=auto")
-    on_cpu = config.device == "cpu" or not torch.cuda.is_available()
-    check_compile(config, world, on_cpu=on_cpu)
-    if config.method.impl == "triton" and on_cpu and os.environ.get("TRITON_INTERPRET") != "1":
-        raise ConfigError(
-            "method.impl=triton needs a CUDA device (or TRITON_INTERPRET=1, for tests); "
-            "use method.impl=auto or eager"
-        )
-
-
-def _refuse_missing_hostfile() -> None:
-    """`deepspeed --hostfile TYPO` warns and trains on this machine alone; here it is an error.
-
-    The ranks are grandchildren of the `deepspeed` command, whose arguments /proc shows.
-    """
-    if "CROSS_SIZE" not in os.environ:  # set by DeepSpeed's launcher only
-        return
-    process = os.getppid()
-    for _ in range(4):
-        try:
-            words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
-            parent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
-            folder = Path(f"/proc/{process}/cwd").resolve()
-        except (OSError, UnicodeDecodeError, IndexError):
-            return  # another user's process, or not Linux
-        named = _hostfile_in(words)
-        if named is not None and not (folder / named).is_file():
-            raise ConfigError(
-                f"deepspeed --hostfile {named}: no such file, so deepspeed would train on this "
-                "machine alone; correct the path, or leave out --hostfile"
-            )
-        process = int(parent)
-
-
-def _hostfile_in(words: list[str]) -> str | None:
-    """The value of --hostfile among the launcher's own arguments (they end at the script)."""
-    for word, following in pairwise(words):
-        if word.endswith(".py"):
-            return None
-        if word in ("-H", "--hostfile"):
-            return following
-        if word.startswith("--hostfile="):
-            return word.partition("=")[2]
-    return None
-
-
 def start_ranks(config: Config) -> Ranks:
     """Choose the device, set threads, create the process group. Call once, after `check_launch`.
 
@@ -209,7 +104,9 @@ def start_ranks(config: Config) -> Ranks:
     world, rank = world_size_from_environment(), rank_from_environment()
     local_rank = local_rank_from_environment()
     # torchrun and the deepspeed launcher name it differently.
-    local_world = _number("LOCAL_WORLD_SIZE", _number("LOCAL_SIZE", world))
+    local_world = number_from_environment(
+        "LOCAL_WORLD_SIZE", number_from_environment("LOCAL_SIZE", world)
+    )
     use_cuda = config.device != "cpu" and torch.cuda.is_available()
     if use_cuda and local_rank >= torch.cuda.device_count():
         raise UserError(
@@ -227,21 +124,16 @@ def start_ranks(config: Config) -> Ranks:
     if dist.is_initialized():
         ranks.agree_on(fingerprint(config, device.type))
     elif world > 1:
-        ranks = _meet_and_connect(config, ranks)
+        ranks = _find_and_connect(config, ranks)
     elif config.distributed.engine == "deepspeed":
         # An in-memory store: a single rank opens no port at all.
         _connect(config, ranks, dist.HashStore())
     return ranks
 
 
-def cpu_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def _meet_and_connect(config: Config, ranks: Ranks) -> Ranks:
+def _find_and_connect(config: Config, ranks: Ranks) -> Ranks:
     """Find the other ranks, compare them, and only then let a backend connect them."""
-    address, port = os.environ.get("MASTER_ADDR"), _number("MASTER_PORT", -1)
+    address, port = os.environ.get("MASTER_ADDR"), number_from_environment("MASTER_PORT", -1)
     if not address or port < 0:
         raise ConfigError(
             f"WORLD_SIZE={ranks.world_size} but no MASTER_ADDR and MASTER_PORT in the environment; "
@@ -258,7 +150,7 @@ def _meet_and_connect(config: Config, ranks: Ranks) -> Ranks:
     )
     store = meeting.open_store()
     facts = fingerprint(config, ranks.device.type)
-    hosts = meet(store, ranks.rank, ranks.world_size, facts, meeting.timeout)
+    hosts = rendezvous(store, ranks.rank, ranks.world_size, facts, meeting.timeout)
     # Left alone, gloo listens on whatever this machine's own name stands for.
     interface = interface_towards(address, port)
     if interface is not None:

@@ -24,6 +24,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.machine import host_name
 
 HANDSHAKE_TIMEOUT = 30.0
 """Seconds that whatever has the port may take to prove that it is a store."""
@@ -156,10 +157,6 @@ def _quiet_stderr() -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-
-
-def host_name() -> str:
-    return socket.gethostname()
 
 
 def wait_for_key(store: dist.Store, key: str, deadline: float) -> bool:

@@ -9,16 +9,13 @@ from pathlib import Path
 import torch.distributed as dist
 
 from simpro_fast.config import Config, load_config
-from simpro_fast.distributed.process_group import (
-    Ranks,
-    start_ranks,
-    world_size_from_environment,
-)
-from simpro_fast.distributed.rendezvous import host_name
+from simpro_fast.distributed.environment import world_size_from_environment
+from simpro_fast.distributed.process_group import Ranks, start_ranks
 from simpro_fast.doctor import machine
 from simpro_fast.doctor import ranks as among_ranks
 from simpro_fast.doctor.table import Line, merge
 from simpro_fast.errors import UserError
+from simpro_fast.utils.machine import host_name
 
 DEFAULT = "digits_lt/reversed"
 DIGITS_RANKS = 64

@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from simpro_fast.config import Config
-from simpro_fast.distributed.consistency import library_versions, version_of
 from simpro_fast.doctor.table import Line
 from simpro_fast.models import build_model
-from simpro_fast.run.directory import machine
+from simpro_fast.utils.machine import machine_name
+from simpro_fast.utils.provenance import library_versions, version_of
 
 # Oldest drivers that run CUDA wheels of these majors (NVIDIA, CUDA compatibility guide).
 _OLDEST_DRIVER = {12: 525, 13: 580}
@@ -27,7 +27,7 @@ _LARGEST_SIDE = 64
 def check_machine() -> Line:
     """Processor, cores, memory, GPUs."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    text = f"{machine()}, {memory:.0f} GiB memory"
+    text = f"{machine_name()}, {memory:.0f} GiB memory"
     if torch.cuda.is_available():
         return Line("ok", f"{text}; {torch.cuda.device_count()} GPU(s) visible")
     driver = _driver()

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from simpro_fast.config import Config
-from simpro_fast.distributed.process_group import Ranks, cpu_cores
-from simpro_fast.distributed.rendezvous import host_name
+from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.doctor.table import Line
+from simpro_fast.utils.machine import cpu_cores, host_name
 
 ONE = Line("skipped", "one rank; start the doctor as you start training to check several")
 # Below this many GB/s the gradients of a ResNet-50 (102 MB) take longer than its backward pass.

@@ -1,4 +1,4 @@
-"""torch.compile in the step: `train.compile`, what it needs, and what it cannot go with."""
+"""torch.compile in the step: `train.compile` and what it needs."""
 
 from __future__ import annotations
 
@@ -8,34 +8,14 @@ import torch
 from torch import nn
 
 from simpro_fast.config import Config
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.errors import UserError
 
-# Ours to torch's. BatchLayout are static in all of them.
+# Ours to torch's. Shapes are static in all of them.
 _MODES = {
     "default": None,
     "max-autotune": "max-autotune-no-cudagraphs",
     "cuda-graphs": "reduce-overhead",
 }
-
-
-def check_compile(config: Config, world_size: int, *, on_cpu: bool) -> None:
-    """Refuse what cannot be compiled, before anything is built.
-
-    Raises:
-        ConfigError: CUDA graphs without CUDA, or over the gradients of several micro-batches,
-            which each replay would overwrite.
-    """
-    if config.train.compile != "cuda-graphs":
-        return
-    if on_cpu:
-        raise ConfigError(
-            "train.compile=cuda-graphs needs a CUDA device; use train.compile=default or none"
-        )
-    if config.micro_batches(world_size) > 1:
-        raise ConfigError(
-            "train.compile=cuda-graphs overwrites gradients at each replay, so they cannot add up "
-            "over distributed.micro_batch; leave that out or use train.compile=default"
-        )
 
 
 def require_compiler(option: str, cure: str, device: torch.device) -> None:

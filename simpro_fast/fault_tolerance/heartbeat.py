@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from simpro_fast.fault_tolerance.stop_requests import is_running
+from simpro_fast.fault_tolerance.launchers import is_running
 
 
 @dataclass(frozen=True)

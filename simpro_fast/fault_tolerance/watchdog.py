@@ -35,12 +35,8 @@ from simpro_fast.fault_tolerance.heartbeat import (
     main_thread_line,
     stalled_ranks,
 )
-from simpro_fast.fault_tolerance.stop_requests import (
-    PREEMPTED,
-    STOP_SIGNALS,
-    StopRequests,
-    launchers_above,
-)
+from simpro_fast.fault_tolerance.launchers import launchers_above
+from simpro_fast.fault_tolerance.stop_requests import PREEMPTED, STOP_SIGNALS, StopRequests
 
 logger = logging.getLogger(__name__)
 

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from simpro_fast.config import Config, dump_config
-from simpro_fast.distributed.process_group import Ranks, cpu_cores
+from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import UserError
 from simpro_fast.fault_tolerance.watchdog import FOLDERS
 from simpro_fast.run.checkpoint import list_checkpoints, step_of
 from simpro_fast.utils.atomic_write import finite, read_json, write_atomically, write_json
 from simpro_fast.utils.logs import FOUND_BY_ALL
+from simpro_fast.utils.machine import machine_name
 from simpro_fast.utils.provenance import git_commit
 
 logger = logging.getLogger(__name__)
@@ -134,22 +135,9 @@ def environment(ranks: Ranks) -> dict[str, Any]:
     return {
         "versions": versions,
         "commit": git_commit(),
-        "machine": machine(),
+        "machine": machine_name(),
         "command": sys.argv,
         "world_size": ranks.world_size,
         "device": str(ranks.device),
         "torch_threads": torch.get_num_threads(),
     }
-
-
-def machine() -> str:
-    """One line: processor, cores, GPU."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{name}, {cpu_cores()} cores{gpu}"

@@ -14,10 +14,10 @@ from simpro_fast.config import Config
 from simpro_fast.evaluation import many_medium_few
 from simpro_fast.report.figures import write_report
 from simpro_fast.report.terminal import print_summary
-from simpro_fast.run.directory import machine
 from simpro_fast.run.tensorboard import lacks
 from simpro_fast.run.views_figure import views_figure
 from simpro_fast.utils.atomic_write import replacing, write_json
+from simpro_fast.utils.machine import machine_name
 
 if TYPE_CHECKING:
     from simpro_fast.training.trainer import Trainer
@@ -92,7 +92,7 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
         "seconds": trainer.history.seconds,
         "images_per_second": trainer.step * trainer.views_per_step / trainer.history.seconds,
         "commit": trainer.commit,
-        "machine": machine(),
+        "machine": machine_name(),
     }
 
 

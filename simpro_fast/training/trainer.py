@@ -20,8 +20,9 @@ from simpro_fast.data.loader import build_loader
 from simpro_fast.data.sampling.labeled_order import LabeledDraws
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import Split
-from simpro_fast.distributed.process_group import Ranks, cpu_cores
-from simpro_fast.engine.base import build_engine, weight_dtype
+from simpro_fast.distributed.process_group import Ranks
+from simpro_fast.engine.base import weight_dtype
+from simpro_fast.engine.build import build_engine
 from simpro_fast.engine.compile import compile_method, require_compiler
 from simpro_fast.engine.optim import learning_rate
 from simpro_fast.errors import PeerError, UserError
@@ -49,6 +50,7 @@ from simpro_fast.training.state import History, collect_state, find_state, resto
 from simpro_fast.training.step_guard import NonFiniteLossError, StepGuard, refuse_non_finite
 from simpro_fast.training.view_forward import ViewForward
 from simpro_fast.utils.atomic_write import write_json
+from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.provenance import git_commit
 
 logger = logging.getLogger(__name__)

@@ -1,13 +1,16 @@
-"""Which code is this: the commit of the clone, and a digest of the source files."""
+"""Which code is this: commit of the clone, digest of the source files, versions of libraries."""
 
 from __future__ import annotations
 
+import platform
 import subprocess
 from functools import cache
 from hashlib import sha256
+from importlib import metadata
 from pathlib import Path
 
 import simpro_kernels
+import torch
 
 import simpro_fast
 
@@ -46,3 +49,33 @@ def git_commit() -> str | None:
     commit = git("rev-parse", "--short=12", "HEAD")
     changed = git("status", "--porcelain", "--untracked-files=no")
     return f"{commit}{'+' if changed else ''}" if commit else None
+
+
+# Versions of these change what a rank computes or how it talks to the others.
+PACKAGES = {
+    "numpy": ("numpy",),
+    "DALI": ("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
+    "DeepSpeed": ("deepspeed",),
+    "Triton": ("triton",),
+}
+
+
+def version_of(*names: str) -> str | None:
+    """Version of the first of these packages that is installed."""
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def library_versions() -> dict[str, str]:
+    """Python, torch (with its build) and the packages that a rank computes with."""
+    nccl = torch.cuda.nccl.version() if torch.cuda.is_available() else None
+    return {
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        **{name: version_of(*names) or "missing" for name, names in PACKAGES.items()},
+        "NCCL": ".".join(map(str, nccl)) if nccl else "not used",
+    }

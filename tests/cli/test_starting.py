@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from simpro_fast.cli.entry import end_at_once
 from simpro_fast.cli.train import main
 from simpro_fast.config import Config, dump_config
 from simpro_fast.errors import UserError
+from simpro_fast.fault_tolerance.early_signals import end_at_once
 from simpro_fast.fault_tolerance.stop_requests import StopRequests
 from simpro_fast.run.lock import lock_path
 from simpro_fast.run.tensorboard import TensorBoardLog

@@ -25,7 +25,7 @@ from simpro_fast.data.sampling.draws import (
 GOLDEN_WORDS = ["0x4db6a27b756282df", "0xd944fa03babe0e2f"]
 GOLDEN_ORDER = [0, 3, 6, 8, 2, 5, 1, 7, 9, 4]
 GOLDEN_OPERATIONS = [[0, 10], [1, 8], [11, 1]]
-SETTINGS = AugmentConfig(image_size=32, max_shift=4, flip=True, num_operations=14)
+SETTINGS = AugmentConfig(image_size=32, max_shift=4, flip=True)
 
 
 def source(rank: int = 0, world: int = 1, seed: int = 3) -> StepSampler:
@@ -39,7 +39,7 @@ def source(rank: int = 0, world: int = 1, seed: int = 3) -> StepSampler:
         strong_views=2,
         rank=rank,
         world_size=world,
-        settings=SETTINGS,
+        augment=SETTINGS,
     )
 
 
@@ -53,7 +53,7 @@ def draws(
         start=start,
         count=count,
         num_views=num_views,
-        settings=SETTINGS,
+        augment=SETTINGS,
     )
 
 
@@ -228,7 +228,7 @@ def test_no_flip_and_no_shift_where_they_are_switched_off() -> None:
         start=0,
         count=500,
         num_views=1,
-        settings=AugmentConfig(16, 0, False, 14),
+        augment=AugmentConfig(16, 0, False),
     )
     assert not still.flip.any()
     assert not still.shift.any()
@@ -257,7 +257,7 @@ def test_the_cost_of_a_rank_does_not_grow_with_the_world(monkeypatch: pytest.Mon
             strong_views=2,
             rank=world - 1,
             world_size=world,
-            settings=SETTINGS,
+            augment=SETTINGS,
         )
         drawn.clear()
         one(5)

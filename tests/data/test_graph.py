@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.datasets import load_sample_image
 
-from simpro_fast.data.augment.rand_augment import Operation, strong_table, weak_table
+from simpro_fast.data.augment.rand_augment import strong_table, weak_table
 from simpro_fast.data.augment.views import ViewPlan, make_views
 from simpro_fast.data.batch import AugmentConfig
 from simpro_fast.data.pipeline import dali
@@ -36,7 +36,7 @@ def draws(count: int, size: int, shift: int, flip: bool = True) -> AugmentParams
         start=0,
         count=count,
         num_views=1,
-        settings=AugmentConfig(size, shift, flip, len(Operation)),
+        augment=AugmentConfig(size, shift, flip),
     )
 
 

@@ -367,11 +367,11 @@ print(torch.get_num_threads())
 def test_resolve_views() -> None:
     source = dataset(size=32)
     usual = resolve_augment(CONFIG, source)
-    assert (usual.image_size, usual.shift, usual.flip, usual.cutout) == (32, 4, True, 16)
+    assert (usual.image_size, usual.max_shift, usual.flip, usual.cutout) == (32, 4, True, 16)
     own = resolve_augment(
         CONFIG.model_copy(update={"cutout": 6, "shift": 2, "flip": False}), source
     )
-    assert (own.shift, own.flip, own.cutout) == (2, False, 6)
+    assert (own.max_shift, own.flip, own.cutout) == (2, False, 6)
     assert resolve_augment(CONFIG.model_copy(update={"cutout": 0}), source).cutout == 0
     with pytest.raises(ConfigError, match=r"data\.shift=32"):
         resolve_augment(CONFIG.model_copy(update={"shift": 32}), source)

@@ -100,7 +100,7 @@ def sample_draws(count: int, size: int, step: int = 0) -> AugmentParams:
         start=0,
         count=count,
         num_views=1,
-        settings=AugmentConfig(size, size // 8, True, len(Operation)),
+        augment=AugmentConfig(size, size // 8, True),
     )
 
 

@@ -108,7 +108,7 @@ def test_ranks_share_one_stream_and_each_sees_the_same_frequencies(sampling: str
             strong_views=1,
             rank=rank,
             world_size=world,
-            settings=AugmentConfig(32, 4, True, 14),
+            augment=AugmentConfig(32, 4, True),
         )
 
     whole = source(0, 1)

@@ -30,7 +30,7 @@ from simpro_fast.data.splits.build import make_split
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.methods import build_method, resolve_alpha
 
-TABLES = Path(str(resources.files("simpro_fast.data"))) / "imagenet_lists"
+TABLES = Path(str(resources.files("simpro_fast.data.datasets"))) / "imagenet_lists"
 ROWS = json.loads((TABLES / "imagenet_clsloc_wnids.json").read_text())
 PARENTS = json.loads((TABLES / "imagenet127_wnid_map.json").read_text())
 VAL = np.tile(np.arange(1, 1001), 2)

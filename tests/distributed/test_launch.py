@@ -274,7 +274,7 @@ def test_impossible_environment(
     environment: dict[str, str],
     parts: list[str],
 ) -> None:
-    from simpro_fast.distributed.process_group import check_launch
+    from simpro_fast.distributed.environment import check_launch
 
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from simpro_fast.config import Config, parse_config
 from simpro_fast.data.batch import Batch, BatchLayout
 from simpro_fast.data.loader import build_loader
-from simpro_fast.distributed.process_group import check_launch
+from simpro_fast.distributed.environment import check_launch
 from simpro_fast.engine.gradient_sync import GradientAverage
 from simpro_fast.errors import ConfigError
 from simpro_fast.models import build_model

@@ -11,7 +11,8 @@ import torch
 
 from simpro_fast import FixMatch, SimPro
 from simpro_fast.config import Config
-from simpro_fast.distributed.process_group import check_launch, start_ranks
+from simpro_fast.distributed.environment import check_launch
+from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.engine import compile as compilation
 from simpro_fast.errors import ConfigError
 from simpro_fast.training.trainer import Trainer

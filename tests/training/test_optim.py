@@ -7,7 +7,8 @@ from torch import nn
 from simpro_fast.config import Config
 from simpro_fast.config.schema import ModelConfig, OptimConfig
 from simpro_fast.distributed.process_group import start_ranks
-from simpro_fast.engine.base import Engine, build_engine
+from simpro_fast.engine.base import Engine
+from simpro_fast.engine.build import build_engine
 from simpro_fast.engine.optim import (
     build_optimizer,
     learning_rate,
