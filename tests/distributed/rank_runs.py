@@ -16,7 +16,7 @@ from simpro_fast.data.batch import Batch, Loader
 from simpro_fast.data.loader import build_loader
 from simpro_fast.distributed.process_group import Ranks, start_ranks
 from simpro_fast.training.trainer import Trainer
-from tests.training.gloo_ranks import run_ranks
+from tests.distributed.gloo_ranks import run_ranks
 
 
 def start(config: Config, rank: int, world_size: int) -> Ranks:

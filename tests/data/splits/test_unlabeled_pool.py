@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toy_split import config, make_dataset
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.augment.replay import replay_views
@@ -17,6 +16,7 @@ from simpro_fast.data.loader import build_loader, resolve_augment
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import load_split, save_split
 from simpro_fast.errors import ConfigError, UserError
+from tests.data.toy_split import config, make_dataset
 
 
 def pooled(pool: int = 30, size: int = 8) -> ArrayDataset:
