@@ -1,13 +1,13 @@
-"""Where the processor time of a step's views goes, and what several steps per fetch save.
+"""Where the processor time of a step's views goes.
 
     python bench/data_parts.py
     python bench/data_parts.py --smoke      # one repetition, nothing kept
 
 The batches of the digits, Fashion-MNIST and CIFAR recipes with made-up images, on one thread.
 `draws` to `policy` are the parts of making a step's views uint8, the lower quartile over
-repetitions; `step` is the whole loader with the pipeline (handing over, normalising) per step, with
-1, 2 and 4 steps per fetch, the median of rounds in turns. Milliseconds of processor time, which a
-busy neighbour disturbs less than the clock. Results: bench/results/data_parts.csv.
+repetitions; `step` is the whole loader with the pipeline (handing over, normalising), the median of
+rounds. Milliseconds of processor time, which a busy neighbour disturbs less than the clock.
+Results: bench/results/data_parts.csv.
 """
 
 from __future__ import annotations
@@ -34,14 +34,12 @@ from simpro_fast.data.splits.build import make_split
 
 RECIPES = {"digits": (16, 32), "fashion_mnist": (28, 32), "cifar": (32, 64)}
 """Image side and labeled images per step; mu is 8."""
-FETCHES = (1, 2, 4)
 
 
-def configured(recipe: str, steps_per_fetch: int) -> Config:
+def configured(recipe: str) -> Config:
     side, batch = RECIPES[recipe]
     sizes = (f"data.image_size={side}", f"data.batch_size={batch}", "data.mu=8")
-    fetch = f"data.steps_per_fetch={steps_per_fetch}"
-    return load_config("cifar10_lt/consistent", [*ARRAYS, *sizes, fetch])
+    return load_config("cifar10_lt/consistent", [*ARRAYS, *sizes])
 
 
 def loader(config: Config) -> ArrayLoader:
@@ -73,7 +71,7 @@ def thread_ms(function: Callable[[], Any], repetitions: int) -> float:
 
 
 def parts(recipe: str, repetitions: int) -> dict[str, float]:
-    made = loader(configured(recipe, 1))
+    made = loader(configured(recipe))
     layout, augment, resident = made._layout, made._augment, made._resident
     draws: StepDraws = made._draws(0)
     assert resident is not None
@@ -98,9 +96,8 @@ def parts(recipe: str, repetitions: int) -> dict[str, float]:
     return times
 
 
-def step_ms(recipe: str, steps_per_fetch: int, steps: int) -> float:
-    made = loader(configured(recipe, steps_per_fetch))
-    warm_up = 2 * steps_per_fetch
+def step_ms(recipe: str, steps: int) -> float:
+    made, warm_up = loader(configured(recipe)), 2
     for step in range(warm_up):
         made.next(step)
     started = time.process_time()
@@ -114,7 +111,7 @@ def step_ms(recipe: str, steps_per_fetch: int, steps: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Processor time of the parts of a step's views.")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=40, help="of a round, a multiple of 4")
+    parser.add_argument("--steps", type=int, default=40, help="of a round")
     parser.add_argument("--smoke", action="store_true", help="one repetition, nothing kept")
     options = parser.parse_args()
     rounds, steps, repetitions = (1, 4, 1) if options.smoke else (options.rounds, options.steps, 40)
@@ -123,11 +120,7 @@ def main() -> int:
     rows = []
     for recipe in RECIPES:
         times = parts(recipe, repetitions)
-        whole: dict[int, list[float]] = {fetch: [] for fetch in FETCHES}
-        for _ in range(rounds):
-            for fetch in FETCHES:
-                whole[fetch].append(step_ms(recipe, fetch, steps))
-        times |= {f"step, {fetch} per fetch": statistics.median(whole[fetch]) for fetch in FETCHES}
+        times["step"] = statistics.median(step_ms(recipe, steps) for _ in range(rounds))
         rows += [
             {"recipe": recipe, "part": name, "cpu_ms": round(value, 2)}
             for name, value in times.items()
