@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import threading
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from simpro_fast.fault_tolerance.launchers import is_running
+from simpro_fast.utils.machine import host_name
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Heartbeats:
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
         self._folder, self._rank, self._world_size = folder, rank, world_size
-        self._host = socket.gethostname()
+        self._host = host_name()
         self._number = 0
 
     def beat(self, step: int, phase: str, where: str = "") -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import socket
 from pathlib import Path
 from typing import TextIO
 
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import PeerError, UserError
+from simpro_fast.utils.machine import host_name
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,6 @@ def _locked(run_dir: Path) -> TextIO:
         )
         return lock
     lock.truncate(0)
-    lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    lock.write(f"process {os.getpid()} on {host_name()}\n")
     lock.flush()
     return lock

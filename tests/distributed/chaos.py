@@ -18,8 +18,8 @@ import torch
 
 from simpro_fast.config import Config, parse_config
 from simpro_fast.run.checkpoint import list_checkpoints, step_of
-from simpro_fast.run.directory import git_commit
 from simpro_fast.utils.machine import machine_name
+from simpro_fast.utils.provenance import git_commit
 from tests.conftest import TINY
 from tests.distributed.command_ranks import CommandRanks, half_written, newest_step
 from tests.distributed.outcomes import outcome
