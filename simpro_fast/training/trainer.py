@@ -298,7 +298,7 @@ class Trainer:
         self.views_per_step = self.layout.rows * ranks.world_size
         self.micro_batches = config.micro_batches(ranks.world_size)
         rows = self.layout.part(self.micro_batches).rows_by_kind
-        self.forward = ViewForward(self.engine, self.method, rows, config.train, ranks.world_size)
+        self.forward = ViewForward(self.engine, self.method, rows, config.train)
         self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
         self.meter = Meter(ranks.device)
 
