@@ -16,6 +16,8 @@ from torch import Tensor, nn
 Recipe = Literal["released", "paper"]
 PRIOR_FLOOR = 1e-12
 IGNORED_TARGET = -100
+COUNTS = ("labeled_count", "unlabeled_mass")
+"""Buffers of a `PriorTracker` that are each rank's own; the others are equal on all ranks."""
 
 
 def log_prior(prior: Tensor, tau: float, recipe: Recipe) -> Tensor:

@@ -30,6 +30,7 @@ from simpro_fast.evaluation import Evaluation, evaluate, kl_divergence
 from simpro_fast.fault_tolerance.stop_requests import Preempted
 from simpro_fast.fault_tolerance.watchdog import Watchdog
 from simpro_fast.methods import MethodOutput
+from simpro_fast.methods.priors import COUNTS
 from simpro_fast.models import (
     ModelEMA,
     average_buffers,
@@ -351,7 +352,7 @@ class Trainer:
             "step": self.step,
             **self.engine.save(),
             "ema": self.ema.state_dict(),
-            "method": self.method.state_dict(),
+            "method": {k: v for k, v in self.method.state_dict().items() if k not in COUNTS},
             "accumulators": gather_counts(self._counts(), self.ranks),
             "top1": self.history.top1,
             "seconds": self.history.seconds,
@@ -363,7 +364,8 @@ class Trainer:
         """Put back what `state_dict` gave, whatever the number of ranks was then."""
         self.engine.load({"model": state["model"], "optimizer": state["optimizer"]})
         self.ema.load_state_dict(state["ema"])
-        self.method.load_state_dict(state["method"])
+        counts = {name: getattr(self.method, name) for name in COUNTS}
+        self.method.load_state_dict({**counts, **state["method"]})
         scatter_counts(state["accumulators"], self._counts(), self.ranks)
         self.fingerprint = dict(state["fingerprint"])
         self.step = state["step"]
@@ -371,7 +373,7 @@ class Trainer:
 
     def _counts(self) -> list[Tensor]:
         """What this rank has counted since the last update of the priors, float64 vectors."""
-        return [self.method.labeled_count, self.method.unlabeled_mass, self.meter.sums]
+        return [*(getattr(self.method, name) for name in COUNTS), self.meter.sums]
 
     def save(self) -> int | None:
         """Checkpoint of this step. Every rank calls it, since rank-local state is gathered.
