@@ -6,13 +6,16 @@ import json
 import os
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from simpro_fast.errors import UserError
 from simpro_fast.fault_tolerance.launchers import is_running
+from simpro_fast.utils.atomic_write import write_atomically
 from simpro_fast.utils.machine import host_name
 
 
@@ -55,14 +58,8 @@ class Heartbeats:
             collectives=collectives_entered(),
             where=where,
         )
-        path = self._path(self._rank)
-        temporary = path.with_name(f".{path.name}")
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(asdict(beat)), encoding="utf-8")
-            os.replace(temporary, path)
-        except OSError:
-            return
+        with suppress(UserError, OSError):
+            write_atomically(self._path(self._rank), json.dumps(asdict(beat)), durable=False)
 
     def read(self) -> dict[int, Beat]:
         """The last beats by rank, without those that cannot be read."""
