@@ -41,7 +41,7 @@ def _train_without_batch_norm(rank: int, world_size: int, *args: Any) -> dict[st
     def build(*arguments: Any, **named: Any) -> nn.Module:
         return _group_norm(build_model(*arguments, **named))
 
-    with mock.patch.object(trainer, "build_model", build):
+    with mock.patch("simpro_fast.training.build.build_model", build):
         return train(rank, world_size, *args)
 
 
