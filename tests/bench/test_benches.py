@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT
+from tests.processes import clean_environment
 
 
 def run(*command: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:

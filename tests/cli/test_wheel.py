@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT
+from tests.processes import clean_environment
 
 SOURCES = ("simpro_fast", "kernels", "configs", "setup.py", "pyproject.toml", "README.md")
 

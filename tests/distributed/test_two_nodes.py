@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import TINY, TRAIN, clean_environment
-from tests.distributed.test_launch import free_port
+from tests.conftest import TINY, TRAIN
+from tests.processes import clean_environment, free_port
 
 DEEPSPEED = str(Path(sys.executable).parent / "deepspeed")
 TIMEOUT = 120

@@ -17,9 +17,10 @@ from simpro_fast.fault_tolerance.launchers import _is_launcher, is_running
 from simpro_fast.fault_tolerance.stop_requests import PREEMPTED, StopRequests
 from simpro_fast.run.checkpoint import newest_whole
 from simpro_fast.training.trainer import Trainer
-from tests.conftest import TRAIN, clean_environment
-from tests.distributed.command_ranks import CommandRanks, free_port, newest_step, processes_of
+from tests.conftest import TRAIN
+from tests.distributed.command_ranks import CommandRanks, newest_step, processes_of
 from tests.distributed.outcomes import Outcome, outcome
+from tests.processes import clean_environment, free_port
 
 MakeConfig = Callable[..., Config]
 
