@@ -13,6 +13,7 @@ import itertools
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import resource
 import runpy
 import signal
 import socket
@@ -121,6 +122,20 @@ def run(
         output = Path(place) / "said"
         more = {"folder": folder, "environment": environment}
         return finish(start(function, *arguments, output=output, **more), output, timeout)
+
+
+def as_nobody(function: Callable[..., object], *arguments: Any) -> None:
+    """For `run`, where pytest has root's rights: call a function with those of another user."""
+    os.setgid(65534)
+    os.setuid(65534)
+    function(*arguments)
+
+
+def with_small_files(limit: int, function: Callable[..., object], *arguments: Any) -> None:
+    """For `run`: call a function that can write no file of more than `limit` bytes."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    function(*arguments)
 
 
 def script(path: str, arguments: Iterable[str]) -> None:
