@@ -19,7 +19,7 @@ from simpro_fast.distributed.environment import check_launch
 from simpro_fast.engine.gradient_sync import GradientAverage
 from simpro_fast.errors import ConfigError
 from simpro_fast.models import build_model
-from simpro_fast.training import trainer
+from simpro_fast.training import build, trainer
 from simpro_fast.training.micro_batch import split_batch
 from tests.distributed.gloo_ranks import run_ranks
 from tests.distributed.rank_runs import assert_close, dump, mean_losses, on_ranks, start, train
@@ -38,10 +38,10 @@ def _group_norm(module: nn.Module) -> nn.Module:
 
 
 def _train_without_batch_norm(rank: int, world_size: int, *args: Any) -> dict[str, Any]:
-    def build(*arguments: Any, **named: Any) -> nn.Module:
+    def without(*arguments: Any, **named: Any) -> nn.Module:
         return _group_norm(build_model(*arguments, **named))
 
-    with mock.patch.object(trainer, "build_model", build):
+    with mock.patch.object(build, "build_model", without):
         return train(rank, world_size, *args)
 
 
