@@ -65,6 +65,7 @@ def test_three_launchers_give_the_same_losses(
     assert [row["loss"] for row in metrics(tmp_path, "again")] == losses["python"]
 
 
+@pytest.mark.slow
 def test_two_ranks_through_the_launcher(
     train_command: Run, config_file: Path, tmp_path: Path
 ) -> None:

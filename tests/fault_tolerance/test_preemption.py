@@ -125,7 +125,7 @@ def test_a_step_that_does_not_end_is_given_up(tiny: MakeConfig, tmp_path: Path) 
     assert found[1]["step"] == 7
 
 
-@pytest.mark.parametrize("victim", ["command", "rank"])
+@pytest.mark.parametrize("victim", ["command", pytest.param("rank", marks=pytest.mark.slow)])
 def test_through_the_deepspeed_launcher(tiny: MakeConfig, tmp_path: Path, victim: str) -> None:
     """SIGTERM to the command reaches nobody: the ranks notice its death and save, or, sent to a
     rank, its exit code comes out of the command."""
