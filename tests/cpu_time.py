@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 TICKS = os.sysconf("SC_CLK_TCK")
+_NAME = "cpu_seconds"
+_BEFORE = pytest.StashKey[float]()
 _seconds: dict[str, float] = {}
 
 
@@ -44,10 +46,21 @@ def _cpu_seconds() -> float:
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    before = _cpu_seconds()
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    item.stash[_BEFORE] = _cpu_seconds()
     yield
-    _seconds[item.nodeid] = _cpu_seconds() - before
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    yield
+    # The report carries it to the process that prints, also from a worker of pytest-xdist.
+    item.user_properties.append((_NAME, _cpu_seconds() - item.stash[_BEFORE]))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "teardown":
+        _seconds[report.nodeid] = dict(report.user_properties)[_NAME]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from simpro_fast.config import Config, dump_config
 from simpro_fast.fault_tolerance.launchers import _is_launcher, is_running
 from simpro_fast.fault_tolerance.stop_requests import PREEMPTED, StopRequests
 from simpro_fast.run.checkpoint import newest_whole
+from simpro_fast.training import trainer as trainer_module
 from simpro_fast.training.trainer import Trainer
 from tests.conftest import TRAIN
 from tests.distributed.command_ranks import CommandRanks, newest_step, processes_of
@@ -26,7 +28,11 @@ MakeConfig = Callable[..., Config]
 
 
 @pytest.mark.parametrize(
-    ("number", "to"), [(signal.SIGTERM, (1,)), (signal.SIGUSR1, (0, 1))], ids=["one", "all"]
+    ("number", "to"),
+    [
+        pytest.param(signal.SIGTERM, (1,), id="one"),
+        pytest.param(signal.SIGUSR1, (0, 1), id="all", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_stops_both_and_the_run_goes_on_as_if_nothing_had_happened(
     tiny: MakeConfig, tmp_path: Path, unbroken: Outcome, number: int, to: tuple[int, ...]
@@ -52,10 +58,10 @@ def test_one_rank_alone(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny({"train.steps": 5000})
     ranks = CommandRanks(config, tmp_path, world_size=1)
     ranks.wait_for_checkpoint(4)
-    ranks.send(signal.SIGTERM)
+    ranks.send(signal.SIGUSR1)
     assert ranks.wait(30) == [PREEMPTED], ranks.output()
     assert ranks.errors() == [
-        f"preempted (SIGTERM): checkpoint of step {newest_step(config)} is saved; "
+        f"preempted (SIGUSR1): checkpoint of step {newest_step(config)} is saved; "
         "start again to go on"
     ]
 
@@ -84,14 +90,14 @@ def test_a_forked_child_keeps_its_signals_to_itself() -> None:
 
 
 def _term_in_set_up(rank: int) -> None:
-    original = Trainer._build_loader
+    original = trainer_module.build_loader_for
 
-    def build(self: Trainer, *arguments: object) -> object:
+    def build(*arguments: Any, **named: Any) -> Any:
         if rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, *arguments)  # type: ignore[arg-type]
+        return original(*arguments, **named)
 
-    Trainer._build_loader = build  # type: ignore[method-assign, assignment]
+    trainer_module.build_loader_for = build  # type: ignore[assignment]
 
 
 def test_before_the_first_step_there_is_nothing_to_save(tiny: MakeConfig, tmp_path: Path) -> None:
