@@ -127,7 +127,7 @@ def newest_step(config: Config) -> int:
 
 def half_written(config: Config) -> list[Path]:
     """Checkpoints that have no name yet."""
-    return list((config.run_dir / "checkpoints").glob(".*.tmp"))
+    return list((config.run_dir / "checkpoints").glob(".step_*"))
 
 
 def _rank_main(rank: int, file: str, change: Callable[[int], None] | None) -> None:
