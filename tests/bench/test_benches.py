@@ -78,7 +78,7 @@ def test_ours_and_the_baseline_do_the_same_mathematics() -> None:
     """The bench refuses to time two programs whose losses or updates differ."""
     done = bench("end_to_end.py", *DIGITS, "--part", "train")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "same losses and weights from the same batches for 3 steps" in done.stdout
+    assert "same losses, weights and priors from the same batches for 3 steps" in done.stdout
     assert "digits        train" in done.stdout
 
 
