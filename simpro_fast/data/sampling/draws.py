@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 
 import numpy as np
+from simpro_kernels.augment.operations import LEVELS, LOWEST_LEVEL, Operation
 
 from simpro_fast.data.batch import AugmentConfig
 
@@ -27,11 +28,6 @@ WORDS_PER_VIEW = 12
 """64-bit words of a view, a multiple of 4: 5 for the policy, 7 for crops of files (boxes.py)."""
 STORED_PERMUTATION_MAX = 1 << 20
 """Largest set whose permutation of a pass is kept in memory (8 bytes an image)."""
-LOWEST_LEVEL, LEVELS = 1, 9
-"""RandAugment levels 1..9; the published code draws below its upper end of 10."""
-NUM_OPERATIONS = 14
-"""Of the strong policy, see rand_augment.Operation."""
-OPERATIONS_PER_VIEW = 2
 
 _MASK32 = np.uint64(0xFFFFFFFF)
 
@@ -237,7 +233,7 @@ def augment_params(
     return AugmentParams(
         flip=bits[:, 0] & augment.flip,
         shift=below(np.stack([low[:, 0], high[:, 0]], axis=1), 2 * augment.max_shift + 1),
-        operation=below(low[:, 1:3], NUM_OPERATIONS),
+        operation=below(low[:, 1:3], len(Operation)),
         level=below(high[:, 1:3], LEVELS) + LOWEST_LEVEL,
         apply=bits[:, 1:3],
         negative=bits[:, 3:5],
