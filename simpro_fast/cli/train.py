@@ -138,7 +138,7 @@ def _train(config: Config, *, dry_run: bool, smoke: bool) -> int:
     from simpro_fast.distributed.process_group import start_ranks, stop_ranks
     from simpro_fast.fault_tolerance.exit_code import conclude
     from simpro_fast.fault_tolerance.watchdog import Watchdog
-    from simpro_fast.run.banner import announce, announce_dry_run, announce_launch
+    from simpro_fast.run.banner import announce_launch
     from simpro_fast.run.export import check_report_packages
     from simpro_fast.run.lock import RunLock
     from simpro_fast.run.resume import is_finished
@@ -163,10 +163,8 @@ def _train(config: Config, *, dry_run: bool, smoke: bool) -> int:
             try:
                 trainer = Trainer(config, ranks, write=not dry_run, watchdog=watchdog)
                 stack.callback(trainer.close)
-                announce(trainer)
                 if dry_run:
-                    trainer.train_step()
-                    announce_dry_run(trainer)
+                    trainer.dry_run()
                 else:
                     trainer.fit()
             except BaseException as error:

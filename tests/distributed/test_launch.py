@@ -24,8 +24,8 @@ from simpro_fast.distributed.process_group import Ranks, start_ranks, stop_ranks
 from simpro_fast.errors import ConfigError, UserError
 from tests.conftest import TINY
 from tests.data.cifar_format import cifar10_members, write_archive
+from tests.distributed.gloo_ranks import GlooRanks, run_ranks
 from tests.distributed.listening import listening_addresses
-from tests.training.gloo_ranks import GlooRanks, run_ranks
 
 Run = Callable[..., "CompletedProcess[str]"]
 BIN = Path(sys.executable).parent

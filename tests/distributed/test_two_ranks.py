@@ -14,6 +14,7 @@ from simpro_fast.data.loader import build_loader
 from simpro_fast.errors import ConfigError
 from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.training.trainer import Trainer
+from tests.distributed.gloo_ranks import run_ranks
 from tests.distributed.rank_runs import (
     HalfBrighter,
     assert_close,
@@ -23,7 +24,6 @@ from tests.distributed.rank_runs import (
     start,
     train,
 )
-from tests.training.gloo_ranks import run_ranks
 
 MakeConfig = Callable[..., Config]
 

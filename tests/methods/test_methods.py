@@ -10,7 +10,7 @@ from simpro_fast import FixMatch, SimPro
 from simpro_fast.config.schema import MethodConfig
 from simpro_fast.errors import ConfigError
 from simpro_fast.methods import build_method, resolve_alpha
-from tests.training.gloo_ranks import run_ranks
+from tests.distributed.gloo_ranks import run_ranks
 
 COUNTS = [40, 15, 5]
 BUFFERS = ("pi_u", "phi", "labeled_count", "unlabeled_mass")

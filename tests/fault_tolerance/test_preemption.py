@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from simpro_fast.config import Config, dump_config
-from simpro_fast.fault_tolerance.launchers import is_running
-from simpro_fast.fault_tolerance.stop_requests import PREEMPTED, StopRequests, _is_launcher
+from simpro_fast.fault_tolerance.launchers import _is_launcher, is_running
+from simpro_fast.fault_tolerance.stop_requests import PREEMPTED, StopRequests
 from simpro_fast.run.checkpoint import newest_whole
 from simpro_fast.training.trainer import Trainer
 from tests.conftest import TRAIN, clean_environment

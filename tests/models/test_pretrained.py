@@ -25,7 +25,7 @@ from simpro_fast.models import build_model, load_pretrained, pretrained
 from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.training.trainer import Trainer
 from tests.data.image_folders import tidy
-from tests.training.gloo_ranks import run_ranks
+from tests.distributed.gloo_ranks import run_ranks
 
 MakeConfig = Callable[..., Config]
 State = dict[str, Tensor]
