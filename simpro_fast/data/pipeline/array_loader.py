@@ -42,6 +42,9 @@ class ArrayLoader:
     The pipeline works up to `data.prefetch` runs ahead and in its own thread, where it calls
     `_make_views` for the next `data.steps_per_fetch` steps. That counts its own steps, starting at
     `start_step`; labels wait in a queue until the views of their step come out.
+
+    Args:
+        dtype: of the views, where they come from one launch; else they are float32.
     """
 
     def __init__(

@@ -309,7 +309,7 @@ def test_a_failure_inside_the_graph_is_one_line(
     def broken(*_: Any, **__: Any) -> torch.Tensor:
         raise OSError("disk on fire")
 
-    monkeypatch.setattr(array_loader, "make_views", broken)
+    monkeypatch.setattr(array_loader.EagerViews, "__call__", broken)
     with pytest.raises(UserError, match=r"^data of step 0: .*disk on fire$"):
         make().next(0)
 
