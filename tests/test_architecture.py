@@ -81,5 +81,7 @@ def test_no_room_imports_a_higher_one(title: str, inside: str, depth: int) -> No
 
 def test_every_path_in_the_page_exists() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for name in re.findall(r"`((?:simpro_fast|kernels|tests|bench|launch|configs|docs)/[\w./]*)`", text):
+    for name in re.findall(
+        r"`((?:simpro_fast|kernels|tests|bench|launch|configs|docs)/[\w./]*)`", text
+    ):
         assert Path(ROOT / name).exists(), name

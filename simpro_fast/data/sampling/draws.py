@@ -224,20 +224,27 @@ def augment_params(
                 start_block=start * WORDS_PER_VIEW // 4,
                 count=count * WORDS_PER_VIEW,
                 lane=view,
-            ).reshape(count, WORDS_PER_VIEW)
+            ).reshape(count, WORDS_PER_VIEW)[:, :5]
             for view in range(num_views)
         ]
     )
-    low, high = words & _MASK32, words >> np.uint64(32)
-    bits = (words[:, 4, None] >> np.arange(5, dtype=np.uint64)) & np.uint64(1) != 0
+    # Rows are fields here, as numpy is slow on short ones. Low and high halves of the words in
+    # turns: shift, operation and level twice, centre of the cutout.
+    halves = np.empty((8, len(words)), np.uint64)
+    np.bitwise_and(words[:, :4].T, _MASK32, out=halves[0::2])
+    np.right_shift(words[:, :4].T, np.uint64(32), out=halves[1::2])
+    shifts, operations = 2 * augment.max_shift + 1, len(Operation)
+    ranges = np.array([shifts, shifts, operations, LEVELS, operations, LEVELS])
+    drawn = below(halves[:6], ranges[:, None])
+    bits = (words[:, 4] >> np.arange(5, dtype=np.uint64)[:, None]) & np.uint64(1) != 0
     return AugmentParams(
-        flip=bits[:, 0] & augment.flip,
-        shift=below(np.stack([low[:, 0], high[:, 0]], axis=1), 2 * augment.max_shift + 1),
-        operation=below(low[:, 1:3], len(Operation)),
-        level=below(high[:, 1:3], LEVELS) + LOWEST_LEVEL,
-        apply=bits[:, 1:3],
-        negative=bits[:, 3:5],
-        cutout_centre=np.stack([low[:, 3], high[:, 3]], axis=1) * (augment.image_size / 2.0**32),
+        flip=bits[0] & augment.flip,
+        shift=drawn[:2].T,
+        operation=drawn[2::2].T,
+        level=drawn[3::2].T + LOWEST_LEVEL,
+        apply=bits[1:3].T,
+        negative=bits[3:5].T,
+        cutout_centre=halves[6:].T * (augment.image_size / 2.0**32),
     )
 
 
