@@ -35,6 +35,7 @@ ARCHITECTURES = (80, 90, 100)
 CLASSES = (10, 127, 1000, 2048, 21841)
 DTYPES = ("bf16", "fp32")
 PSEUDO, ADJUSTED = "pseudo_label_cross_entropy", "adjusted_cross_entropy"
+AUGMENT, SIDES = "augment", (16, 28, 32, 64)
 BOTH = "PRIORS GRAD"
 
 
@@ -44,6 +45,7 @@ class Specialisation:
 
     op: str
     num_classes: int
+    """K; of augment the side of the pictures."""
     dtype: str
     options: str = ""
     """Space-separated flags that are on."""
@@ -92,6 +94,8 @@ def specialisations() -> Iterator[Specialisation]:
         yield Specialisation(op, 1000, "fp16", BOTH, 8)
         for dtype in DTYPES:  # a slice of columns leaves no alignment
             yield Specialisation(op, 1000, dtype, BOTH, 1)
+    for side, dtype in itertools.product(SIDES, DTYPES):
+        yield Specialisation(AUGMENT, side, dtype)
     for dtype in (*DTYPES, "fp16"):
         yield Specialisation("gradient", 0, dtype, "IN_PLACE")
     yield Specialisation("gradient", 1000, "bf16", "IN_PLACE")
@@ -107,6 +111,8 @@ def candidates() -> Iterator[Specialisation]:
             spec = Specialisation(op, num_classes, dtype, options, gcd(8, num_classes))
             for index in range(len(_plans(op).candidates(_problem(spec)))):
                 yield Specialisation(**{**asdict(spec), "candidate": index})
+    for side, index in itertools.product(SIDES, range(2)):
+        yield Specialisation(AUGMENT, side, "bf16", candidate=index)
 
 
 def smoke_specialisations() -> list[Specialisation]:
@@ -126,11 +132,13 @@ def _plans(op: str) -> Any:
 
 
 def _problem(spec: Specialisation) -> Any:
-    """The problem of a loss as its launch describes it: two strong views, the mean."""
+    """The problem as its launch describes it; of a loss with two strong views, the mean."""
     import torch
 
     plans = _plans(spec.op)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[spec.dtype]
+    if spec.op == AUGMENT:
+        return plans.Problem(spec.num_classes, spec.num_classes, dtype)
     chosen = spec.options.split()
     values = {
         "num_classes": spec.num_classes,
@@ -211,6 +219,7 @@ def _pointer(name: str, dtype: str) -> str:
     if name in ("weak_ptr", "strong_ptr", "logits_ptr", "grad_ptr", "out_ptr"):
         return f"*{dtype}"
     integers = {"mask_ptr": "*i1", "targets_ptr": "*i64", "counter_ptr": "*i32"}
+    integers |= {"images_ptr": "*u8", "plan_ptr": "*i32", "constants_ptr": "*i32"}
     return integers.get(name, "*fp32")
 
 

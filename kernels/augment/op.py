@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from simpro_kernels import dispatch
-from simpro_kernels.augment import reference
-from simpro_kernels.augment.operations import PLAN_COLUMNS, operation_constants
+from simpro_kernels.augment.operations import PLAN_COLUMNS, operation_constants, shift_and_scale
 from simpro_kernels.checks import KERNEL_DTYPES
 from torch import Tensor
 
@@ -53,6 +52,8 @@ def augment_views(
     """
     _check_arguments(images, plan, max_shift, dtype)
     if _choose(impl, images) == "eager":
+        from simpro_kernels.augment import reference  # needs numpy
+
         return reference.augment_views(
             images, plan, max_shift=max_shift, mean=mean, std=std, dtype=dtype
         )
@@ -61,7 +62,7 @@ def augment_views(
     views = torch.empty(len(plan), *images.shape[1:], dtype=dtype, device=images.device)
     if len(plan):
         height, width = images.shape[1:3]
-        plans.launcher(plans.Problem(height, width, dtype), images.device)(
+        plans.kept_launcher(plans.Problem(height, width, dtype), images.device)(
             len(plan),
             images,
             _sent(plan, images.device),
@@ -87,7 +88,7 @@ def _constants(width: int, height: int, device: torch.device) -> Tensor:
 
 @functools.lru_cache(maxsize=8)
 def _shift_and_scale(mean: tuple[float, ...], std: tuple[float, ...]) -> list[float]:
-    shift, scale = reference.shift_and_scale(mean, std)
+    shift, scale = shift_and_scale(mean, std)
     return [*shift, *scale]
 
 

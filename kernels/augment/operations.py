@@ -24,7 +24,10 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
+
+import torch
 
 LOWEST_LEVEL, LEVELS = 1, 9
 """Levels 1..9; the published code draws below its upper end of 10."""
@@ -98,6 +101,17 @@ def fixed_point_map(
         fixed(c + a * 0.5 + b * 0.5), fixed(a), fixed(b),
         fixed(f + d * 0.5 + e * 0.5), fixed(d), fixed(e),
     )  # fmt: skip
+
+
+def shift_and_scale(mean: Sequence[float], std: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Per channel, what (x / 255 - mean) / std subtracts from x and multiplies it with.
+
+    The mean and the inverse of the standard deviation, times 255 and rounded to float32 where
+    DALI's `crop_mirror_normalize` rounds them on a CPU, so that both normalise to the same bits.
+    """
+    shift = torch.tensor([255.0 * value for value in mean], dtype=torch.float32)
+    scale = torch.tensor([255.0 * value for value in std], dtype=torch.float32).reciprocal_()
+    return shift.tolist(), scale.tolist()
 
 
 def operation_constants(width: int, height: int) -> list[list[list[tuple[int, ...]]]]:

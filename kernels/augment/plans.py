@@ -1,13 +1,11 @@
-"""What compiles the augmentation kernel, and the launch plans worth trying.
+"""What compiles the augmentation kernel, and the launch plans worth trying for it.
 
-By counting: the picture lies in the registers of a program, whose time is that of some twenty
-dependent steps (loads, passages through shared memory with a barrier each), not of bytes. So what
-counts is how many views a multiprocessor has in work, and eight pixels a thread fit about as many
-threads as it can have. See README.md.
+By counting (README.md): a view's time is that of its dependent steps, not of its bytes, so what
+counts is how many views a multiprocessor has in work.
 """
 
 import functools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,9 +15,8 @@ from simpro_kernels.launch import Launcher, Plan, choose_plan
 OP = "augment"
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Everything that compiles another kernel."""
+class Problem(NamedTuple):
+    """All that compiles another kernel."""
 
     height: int
     width: int
@@ -33,31 +30,29 @@ class Problem:
 
     @property
     def key(self) -> str:
-        return f"{self.pixels} {str(self.dtype).removeprefix('torch.')}"
-
-    @property
-    def constants(self) -> dict[str, int]:
-        return {"HEIGHT": self.height, "WIDTH": self.width, "P": self.pixels}
+        return f"{self.pixels}-{8 * self.dtype.itemsize}bit"
 
 
 def candidates(problem: Problem) -> list[Plan]:
-    """Launch plans worth trying, the default first: 8 pixels a thread, or 4, or 16 of the largest.
+    """Launch plans worth trying, the default first.
 
-    More pixels a thread do not fit in its registers everywhere.
+    8 or 4 pixels a thread; 16 or 8 of the largest picture, of which two fit on a multiprocessor
+    with 128 registers a thread. Fewer registers spill somewhere.
     """
+    if problem.pixels > 2048:
+        return [Plan(8, registers=128), Plan(16)]
     warps = max(1, problem.pixels // 256)
-    return [Plan(warps), Plan(warps // 2 if problem.pixels == 4096 else 2 * warps)]
+    return [Plan(warps), Plan(2 * warps)]
 
 
 def launcher(problem: Problem, device: torch.device, plan: Plan | None = None) -> Launcher:
-    """Of a plan of the caller's, or of the one for this device."""
+    """The kernel of a problem under a plan (without one: the tuned or the default)."""
     if plan is None:
-        return _chosen(problem, device)
-    # Pillow's products and sums round apart.
+        plan = choose_plan(OP, problem, device, candidates)
+    constants = {"HEIGHT": problem.height, "WIDTH": problem.width, "P": problem.pixels}
+    # Pillow rounds a product before it adds to it.
     options = {"enable_fp_fusion": False}
-    return Launcher(triton_kernels.augment_kernel, problem.constants, plan, device, options)
+    return Launcher(triton_kernels.augment_kernel, constants, plan, device, options)
 
 
-@functools.cache
-def _chosen(problem: Problem, device: torch.device) -> Launcher:
-    return launcher(problem, device, choose_plan(OP, problem, device, candidates))
+kept_launcher = functools.cache(launcher)

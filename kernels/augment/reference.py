@@ -35,6 +35,7 @@ from simpro_kernels.augment.operations import (
     enhance_factor,
     fixed_point_map,
     mask_and_threshold,
+    shift_and_scale,
 )
 from torch import Tensor
 
@@ -57,17 +58,6 @@ def augment_views(
     views = make_views(images, plan.numpy(), max_shift=max_shift)
     shift, scale = (torch.tensor(row).to(images.device) for row in shift_and_scale(mean, std))
     return views.float().sub_(shift).mul_(scale).to(dtype)
-
-
-def shift_and_scale(mean: Sequence[float], std: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Per channel, what (x / 255 - mean) / std subtracts from x and multiplies it with.
-
-    Both are rounded to float32 as DALI's `crop_mirror_normalize` has them, so that either gives the
-    same bits: the mean and the inverse of the float32 standard deviation.
-    """
-    shift = torch.tensor([255.0 * value for value in mean], dtype=torch.float32)
-    scale = torch.tensor([255.0 * value for value in std], dtype=torch.float32).reciprocal_()
-    return shift.tolist(), scale.tolist()
 
 
 def make_views(images: Tensor, plan: np.ndarray, *, max_shift: int) -> Tensor:

@@ -1,6 +1,9 @@
 """The augmentation kernel makes the pixels of its eager twin and of Pillow, bit for bit."""
 
 import functools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from simpro_kernels.dispatch import INTERPRETED
 from sklearn.datasets import load_digits, load_sample_image
 from torch import Tensor
 
+ROOT = Path(__file__).resolve().parents[2]
 FASHION = Path("/usr/share/datasets/fashion-mnist/t10k-images-idx3-ubyte.gz")
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
 # Levels and signs of operations that have none would be the same view again.
@@ -163,8 +167,8 @@ def test_views_of_one_launch(device: torch.device, monkeypatch: pytest.MonkeyPat
         launch = launcher(*arguments)
         return lambda *rest: (launches.append(rest[0]), launch(*rest))[1]
 
-    launcher = plans.launcher
-    monkeypatch.setattr(plans, "launcher", counted)
+    launcher = plans.kept_launcher
+    monkeypatch.setattr(plans, "kept_launcher", counted)
     images = pictures(16, 16)
     views = run(images, plan_of([(1, 1, 0, 9, 9, 1)] * 5, 16, 16, len(images)), device, "triton")
     assert launches == [5]
@@ -197,3 +201,26 @@ def test_larger_pictures_are_for_the_eager_twin(device: torch.device) -> None:
     assert run(images, plan, device, "auto").shape == (1, 65, 64, 3)
     with pytest.raises(ValueError, match="at most 4096 pixels, got 65 x 64"):
         run(images, plan, device, "triton")
+
+
+COMPILE = """
+import sys
+sys.path.insert(0, "bench")
+from kernel_report import AUGMENT, Specialisation, compile_and_inspect
+from simpro_kernels.augment.triton_kernels import augment_kernel
+# Nothing of a call compiles another kernel.
+assert all(p.is_constexpr or p.do_not_specialize for p in augment_kernel.params)
+jobs = [(28, "fp32", 0, 90), (64, "bf16", 0, 90), (64, "bf16", 1, 90)]
+jobs += [(32, "bf16", 0, arch) for arch in (80, 100)]
+for side, dtype, candidate, arch in jobs:
+    row = compile_and_inspect(Specialisation(AUGMENT, side, dtype, candidate=candidate), arch)
+    assert not row.spills, row
+    assert row.widest_store_bytes == 16, row
+"""
+
+
+def test_compiles_without_spills_and_writes_16_bytes_at_a_time() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    subprocess.run(
+        [sys.executable, "-c", COMPILE], cwd=ROOT, env=environment, check=True, timeout=300
+    )
