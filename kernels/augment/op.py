@@ -1,11 +1,10 @@
 """Public function: the augmented views of a step, as the network takes them."""
 
-import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from simpro_kernels import dispatch
-from simpro_kernels.augment.operations import PLAN_COLUMNS, operation_constants, shift_and_scale
+from simpro_kernels.augment.operations import PLAN_COLUMNS
 from simpro_kernels.checks import KERNEL_DTYPES
 from torch import Tensor
 
@@ -51,45 +50,12 @@ def augment_views(
         ValueError: wrong shapes, dtypes or devices, or the kernel asked for where it cannot run.
     """
     _check_arguments(images, plan, max_shift, dtype)
+    make: Callable[..., Tensor]
     if _choose(impl, images) == "eager":
-        from simpro_kernels.augment import reference  # needs numpy
-
-        return reference.augment_views(
-            images, plan, max_shift=max_shift, mean=mean, std=std, dtype=dtype
-        )
-    from simpro_kernels.augment import plans  # needs triton
-
-    views = torch.empty(len(plan), *images.shape[1:], dtype=dtype, device=images.device)
-    if len(plan):
-        height, width = images.shape[1:3]
-        plans.kept_launcher(plans.Problem(height, width, dtype), images.device)(
-            len(plan),
-            images,
-            _sent(plan, images.device),
-            _constants(width, height, images.device),
-            views,
-            max_shift,
-            *_shift_and_scale(tuple(mean), tuple(std)),
-        )
-    return views
-
-
-def _sent(plan: Tensor, device: torch.device) -> Tensor:
-    """The plan on the device: one copy from pinned memory."""
-    if device.type != "cuda":
-        return plan.contiguous()
-    return plan.contiguous().pin_memory().to(device, non_blocking=True)
-
-
-@functools.cache
-def _constants(width: int, height: int, device: torch.device) -> Tensor:
-    return torch.tensor(operation_constants(width, height), dtype=torch.int32).to(device)
-
-
-@functools.lru_cache(maxsize=8)
-def _shift_and_scale(mean: tuple[float, ...], std: tuple[float, ...]) -> list[float]:
-    shift, scale = shift_and_scale(mean, std)
-    return [*shift, *scale]
+        from simpro_kernels.augment.reference import augment_views as make  # needs numpy
+    else:
+        from simpro_kernels.augment.launch import launch as make  # needs triton
+    return make(images, plan, max_shift=max_shift, mean=mean, std=std, dtype=dtype)
 
 
 def _choose(impl: str, images: Tensor) -> str:

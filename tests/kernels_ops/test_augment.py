@@ -13,7 +13,7 @@ import pillow_policy
 import pytest
 import torch
 from PIL import Image
-from simpro_kernels.augment import plans
+from simpro_kernels.augment import launch, plans
 from simpro_kernels.augment.op import augment_views
 from simpro_kernels.augment.operations import PLAN_COLUMNS, Operation
 from simpro_kernels.dispatch import INTERPRETED
@@ -160,21 +160,34 @@ def test_half_precision_is_rounded_once(device: torch.device) -> None:
                 assert torch.equal(views, whole.to(dtype))
 
 
-def test_views_of_one_launch(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_launch_makes_all_views(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     launches = []
 
-    def counted(*arguments: Any) -> Callable[..., None]:
-        launch = launcher(*arguments)
-        return lambda *rest: (launches.append(rest[0]), launch(*rest))[1]
+    def counted(problem: plans.Problem, device: torch.device) -> Callable[..., None]:
+        kernel = plans.kept_launcher(problem, device)
+        return lambda programs, *rest: (launches.append(programs), kernel(programs, *rest))[1]
 
-    launcher = plans.kept_launcher
-    monkeypatch.setattr(plans, "kept_launcher", counted)
+    monkeypatch.setattr(launch, "kept_launcher", counted)
     images = pictures(16, 16)
     views = run(images, plan_of([(1, 1, 0, 9, 9, 1)] * 5, 16, 16, len(images)), device, "triton")
     assert launches == [5]
     assert views.permute(0, 3, 1, 2).is_contiguous(memory_format=torch.channels_last)
     assert run(images, np.empty((0, 14), np.int32), device, "triton").shape == (0, 16, 16, 3)
     assert launches == [5]
+
+
+@pytest.mark.parametrize("size", [8, 16, 28, 64])
+def test_every_launch_plan_makes_the_same_views(size: int, device: torch.device) -> None:
+    images = pictures(size, size)
+    plan = plan_of([(2, 1, 0, 9, 9, 1)] * 2, size, size, len(images))
+    options: dict[str, Any] = {"max_shift": size // 8, "mean": MEAN, "std": STD}
+    options["dtype"] = torch.float32
+    expected = run(images, plan, device, "eager")
+    choices = plans.candidates(plans.Problem(size, size, torch.float32))
+    assert len(set(map(str, choices))) == len(choices) > 1
+    for choice in choices:
+        arguments = torch.from_numpy(images).to(device), torch.from_numpy(plan)
+        assert torch.equal(launch.launch(*arguments, **options, launch_plan=choice), expected)
 
 
 def test_what_does_not_fit_is_refused(device: torch.device) -> None:
