@@ -12,6 +12,7 @@ so slices stay aligned, and nothing depends on how numpy's distributions are wri
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -51,6 +52,17 @@ class _Purpose(IntEnum):
     ROUND_KEYS = 2
 
 
+class _Own(threading.local):
+    """A generator per thread, set anew before each use: a new one first gathers entropy in vain."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.Philox(0)
+
+
+_own = _Own()
+_NOTHING_BUFFERED = np.zeros(4, np.uint64)
+
+
 def raw_words(
     seed: int,
     stream: Stream,
@@ -62,10 +74,18 @@ def raw_words(
     purpose: int = _Purpose.WORDS,
 ) -> Array:
     """`count` random words uint64 from block `start_block` (four words each) of a step."""
-    generator = np.random.Philox(
-        key=np.array([seed, stream], np.uint64),
-        counter=np.array([start_block, step, lane, purpose], np.uint64),
-    )
+    generator = _own.generator
+    generator.state = {
+        "bit_generator": "Philox",
+        "state": {
+            "counter": np.array([start_block, step, lane, purpose], np.uint64),
+            "key": np.array([seed, stream], np.uint64),
+        },
+        "buffer": _NOTHING_BUFFERED,
+        "buffer_pos": len(_NOTHING_BUFFERED),
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
     return generator.random_raw(count)
 
 
