@@ -61,17 +61,14 @@ setup(
     package_dir={"simpro_kernels": "kernels", "simpro_fast.configs": "configs"},
     package_data={
         "simpro_fast.configs": ["*.yaml", "*/*.yaml"],
-        "simpro_fast": ["py.typed", "data/imagenet/*.json"],
+        "simpro_fast": ["py.typed", "data/datasets/imagenet_lists/*.json"],
         "simpro_kernels": ["py.typed", "*/README.md"],
     },
     install_requires=REQUIRED,
     extras_require=EXTRAS,
     entry_points={
         "console_scripts": [
-            "simpro-train = simpro_fast.entry:train",
-            "simpro-doctor = simpro_fast.doctor:main",
-            "simpro-prepare = simpro_fast.prepare:main",
-            "simpro-report = simpro_fast.report.command:main",
+            "simpro-fast = simpro_fast.cli.entry:main",
         ]
     },
 )

@@ -24,11 +24,11 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
 from simpro_fast.config import Config
-from simpro_fast.data.dataset import ArrayDataset
-from simpro_fast.data.loader import Batch, Views
-from simpro_fast.data.own_images import FileImages
-from simpro_fast.data.splits import Split
-from simpro_fast.training.optim import learning_rate, param_groups
+from simpro_fast.data.batch import AugmentConfig, Batch
+from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.datasets.image_list import FileImages
+from simpro_fast.data.splits.split import Split
+from simpro_fast.engine.optim import learning_rate, param_groups
 
 
 class StrongPolicy:
@@ -51,20 +51,25 @@ class PillowViews(Dataset[Any]):
     """One weak and some strong views of an image, its label; normalised float CHW tensors."""
 
     def __init__(
-        self, images: np.ndarray, labels: np.ndarray, strong: int, config: Config, views: Views
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        strong: int,
+        config: Config,
+        augment: AugmentConfig,
     ) -> None:
         self.images, self.labels, self.strong = images, labels, strong
-        side, data = views.image_size, config.data
-        flip = [transforms.RandomHorizontalFlip()] if views.flip else []
-        finish = [transforms.ToTensor(), transforms.Normalize(views.mean, views.std)]
-        policy = StrongPolicy(views.cutout)
+        side, data = augment.image_size, config.data
+        flip = [transforms.RandomHorizontalFlip()] if augment.flip else []
+        finish = [transforms.ToTensor(), transforms.Normalize(augment.mean, augment.std)]
+        policy = StrongPolicy(augment.cutout)
         if isinstance(images, FileImages):
             weak, strong_crop = (
                 transforms.RandomResizedCrop(side, scale=scale, ratio=data.crop_ratio)
                 for scale in (data.weak_scale, data.strong_scale)
             )
         else:
-            weak = transforms.RandomCrop(side, padding=views.shift, padding_mode="reflect")
+            weak = transforms.RandomCrop(side, padding=augment.max_shift, padding_mode="reflect")
             strong_crop = weak
         self.weak_view = transforms.Compose([*flip, weak, *finish])
         self.strong_view = transforms.Compose([*flip, strong_crop, policy, *finish])
@@ -88,7 +93,12 @@ class PillowLoader:
     the labeled one."""
 
     def __init__(
-        self, config: Config, dataset: ArrayDataset, split: Split, views: Views, workers: int
+        self,
+        config: Config,
+        dataset: ArrayDataset,
+        split: Split,
+        augment: AugmentConfig,
+        workers: int,
     ) -> None:
         data = config.data
         truth = dataset.unlabeled_truth(split.unlabeled)
@@ -107,7 +117,7 @@ class PillowLoader:
             streams, sizes, (1, workers), strict=True
         ):
             images = pool.subset(indices) if isinstance(pool, FileImages) else pool[indices]
-            stream = PillowViews(images, labels, strong, config, views)
+            stream = PillowViews(images, labels, strong, config, augment)
             loader = DataLoader(
                 stream,
                 batch_size=size,

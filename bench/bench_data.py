@@ -33,10 +33,12 @@ from data_rivals import DaliStock, Ours, Side, Work, Workers
 from pictures import write_pictures
 
 from simpro_fast.config import load_config
-from simpro_fast.data.loader import rank_shapes, resolve_views
-from simpro_fast.data.own_images import load_own_images, own_split
-from simpro_fast.data.sources import load_dataset
-from simpro_fast.data.splits import make_split
+from simpro_fast.data.batch import rank_layout
+from simpro_fast.data.datasets.image_list import load_own_images
+from simpro_fast.data.datasets.registry import load_dataset
+from simpro_fast.data.loader import resolve_augment
+from simpro_fast.data.splits.build import make_split
+from simpro_fast.data.splits.listed import listed_split
 
 SIDES: dict[str, Callable[[Work], Side]] = {
     "ours": Ours,
@@ -72,15 +74,15 @@ def make_work(name: str, folder: Path, threads: int, smoke: bool) -> Work:
         batch = ("data.batch_size=2", "data.mu=2" if smoke else "data.mu=14")
         config = load_config("imagenet_1k/224", [*JPEG, *files, *batch])
         dataset = load_own_images(config.data)
-        split = own_split(config.data, dataset)
-    shapes = rank_shapes(
+        split = listed_split(config.data, dataset)
+    layout = rank_layout(
         config.data,
         labeled_views=config.labeled_views,
         strong_views=config.strong_views,
         world_size=1,
     )
-    views = resolve_views(config.data, dataset)
-    return Work(name, config, dataset, split, views, shapes, threads)
+    views = resolve_augment(config.data, dataset)
+    return Work(name, config, dataset, split, views, layout, threads)
 
 
 def cpu_seconds(processes: list[int]) -> float:
@@ -97,7 +99,7 @@ def turn(make: Callable[[Work], Side], work: Work, seconds: float) -> tuple[floa
     side = make(work)
     for _ in range(WARM_UP):
         batch = side.next()
-    size = work.views.image_size
+    size = work.augment.image_size
     assert batch.shape[1:] == (3, size, size) and batch.dtype == torch.float32
     assert batch.is_contiguous(memory_format=torch.channels_last)
     views, processes = 0, side.processes()
@@ -130,7 +132,7 @@ def measure(work: Work, sides: list[str], rounds: int, seconds: float) -> list[d
             "ratio_min": round(min(ratios), 2) if ratios else None,
             "ratio_max": round(max(ratios), 2) if ratios else None,
             "rounds": rounds,
-            "views_per_batch": work.shapes.rows,
+            "views_per_batch": work.layout.rows,
             "threads": work.threads,
             "dali": importlib.metadata.version("nvidia-dali-cuda130"),
             "torchvision": importlib.metadata.version("torchvision"),

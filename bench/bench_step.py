@@ -21,10 +21,13 @@ import torch
 from common import machine, names_of, write_table
 
 from simpro_fast.config import Config, load_config
-from simpro_fast.data.loader import Loader, SyntheticLoader, build_loader, rank_shapes
+from simpro_fast.data.batch import Loader, rank_layout
+from simpro_fast.data.loader import build_loader
+from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
+from simpro_fast.distributed.environment import check_launch
+from simpro_fast.distributed.process_group import start_ranks, stop_ranks
 from simpro_fast.errors import UserError
-from simpro_fast.training.finish import peak_memory_mib
-from simpro_fast.training.ranks import check_launch, start_ranks, stop_ranks
+from simpro_fast.run.export import peak_memory_mib
 from simpro_fast.training.trainer import Trainer
 
 WARM_UP = 5
@@ -34,7 +37,7 @@ PARTS = ("data", "train", "full")
 def synthetic_loader(data: Any, dataset: Any, split: Any, **arguments: Any) -> Loader:
     """Stands in for `build_loader`: one random batch of the same shape, resident on the device."""
     return SyntheticLoader(
-        rank_shapes(
+        rank_layout(
             data,
             labeled_views=arguments["labeled_views"],
             strong_views=arguments["strong_views"],

@@ -24,13 +24,13 @@ from bench_data import ARRAYS
 from common import RESULTS, machine, write_table
 
 from simpro_fast.config import Config, load_config
-from simpro_fast.data.batch_views import crop_flip, join_tables, view_table
-from simpro_fast.data.dali_loader import DaliLoader
-from simpro_fast.data.draws import StepDraws
+from simpro_fast.data.augment.rand_augment import apply_strong_policy
+from simpro_fast.data.augment.views import crop_flip, join_plans, view_plan
+from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.loader import build_loader
-from simpro_fast.data.policy import apply_strong_policy
-from simpro_fast.data.sources import load_dataset
-from simpro_fast.data.splits import make_split
+from simpro_fast.data.pipeline.array_loader import ArrayLoader
+from simpro_fast.data.sampling.draws import StepDraws
+from simpro_fast.data.splits.build import make_split
 
 RECIPES = {"digits": (16, 32), "fashion_mnist": (28, 32), "cifar": (32, 64)}
 """Image side and labeled images per step; mu is 8."""
@@ -44,7 +44,7 @@ def configured(recipe: str, steps_per_fetch: int) -> Config:
     return load_config("cifar10_lt/consistent", [*ARRAYS, *sizes, fetch])
 
 
-def loader(config: Config) -> DaliLoader:
+def loader(config: Config) -> ArrayLoader:
     dataset = load_dataset(config.data)
     made = build_loader(
         config.data,
@@ -59,7 +59,7 @@ def loader(config: Config) -> DaliLoader:
         start_step=0,
         num_threads=1,
     )
-    assert isinstance(made, DaliLoader)
+    assert isinstance(made, ArrayLoader)
     return made
 
 
@@ -74,23 +74,23 @@ def thread_ms(function: Callable[[], Any], repetitions: int) -> float:
 
 def parts(recipe: str, repetitions: int) -> dict[str, float]:
     made = loader(configured(recipe, 1))
-    shapes, views, resident = made._shapes, made._views, made._resident
+    layout, augment, resident = made._layout, made._augment, made._resident
     draws: StepDraws = made._draws(0)
     assert resident is not None
 
     def tables() -> Any:
-        labeled = view_table(draws.labeled_views, shapes.labeled, views)
-        unlabeled = view_table(draws.unlabeled_views, shapes.unlabeled, views)
-        return join_tables([labeled, unlabeled], [0, shapes.labeled])
+        labeled = view_plan(draws.labeled_views, layout.labeled, augment)
+        unlabeled = view_plan(draws.unlabeled_views, layout.unlabeled, augment)
+        return join_plans([labeled, unlabeled], [0, layout.labeled])
 
     table = tables()
-    images = resident.gather(draws.labeled, draws.unlabeled)
-    weak = crop_flip(images, table, max_shift=views.shift)
+    images = resident.gather(draws.labeled_positions, draws.unlabeled_positions)
+    weak = crop_flip(images, table, max_shift=augment.max_shift)
     functions: dict[str, Callable[[], Any]] = {
         "draws": lambda: made._draws(0),
         "tables": tables,
-        "gather": lambda: resident.gather(draws.labeled, draws.unlabeled),
-        "weak": lambda: crop_flip(images, table, max_shift=views.shift),
+        "gather": lambda: resident.gather(draws.labeled_positions, draws.unlabeled_positions),
+        "weak": lambda: crop_flip(images, table, max_shift=augment.max_shift),
         "policy": lambda: apply_strong_policy(weak, table.strong),
     }
     times = {name: thread_ms(function, repetitions) for name, function in functions.items()}

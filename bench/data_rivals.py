@@ -21,10 +21,11 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from simpro_fast.config import Config
-from simpro_fast.data.dataset import ArrayDataset
-from simpro_fast.data.loader import Shapes, Views, build_loader
-from simpro_fast.data.own_images import FileImages
-from simpro_fast.data.splits import Split
+from simpro_fast.data.batch import AugmentConfig, BatchLayout
+from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.datasets.image_list import FileImages
+from simpro_fast.data.loader import build_loader
+from simpro_fast.data.splits.split import Split
 
 GREY = 127
 MAGNITUDE = 9
@@ -38,8 +39,8 @@ class Work:
     config: Config
     dataset: ArrayDataset
     split: Split
-    views: Views
-    shapes: Shapes
+    augment: AugmentConfig
+    layout: BatchLayout
     threads: int
     """Threads or worker processes that a side may use."""
 
@@ -54,7 +55,7 @@ class Work:
     def padded(self) -> np.ndarray:
         """Labeled, then unlabeled images with reflected borders: uint8 [N, H+2p, W+2p, 3]."""
         rows = np.concatenate([self.split.labeled, self.split.unlabeled])
-        pad = self.views.shift
+        pad = self.augment.max_shift
         return np.pad(
             self.dataset.images[rows], ((0, 0), (pad, pad), (pad, pad), (0, 0)), mode="reflect"
         )
@@ -79,8 +80,8 @@ class Ours:
             work.config.data,
             work.dataset,
             work.split,
-            labeled_views=work.shapes.labeled_views,
-            strong_views=work.shapes.strong_views,
+            labeled_views=work.layout.labeled_views,
+            strong_views=work.layout.strong_views,
             seed=1,
             rank=0,
             world_size=1,
@@ -106,13 +107,13 @@ class _Batches:
 
     def __init__(self, work: Work) -> None:
         self._labeled, self._unlabeled = len(work.split.labeled), len(work.split.unlabeled)
-        self._shapes = work.shapes
+        self._layout = work.layout
 
     def __iter__(self) -> Iterator[list[int]]:
         generator = np.random.default_rng(1)
         while True:
-            labeled = generator.integers(self._labeled, size=self._shapes.labeled)
-            unlabeled = generator.integers(self._unlabeled, size=self._shapes.unlabeled)
+            labeled = generator.integers(self._labeled, size=self._layout.labeled)
+            unlabeled = generator.integers(self._unlabeled, size=self._layout.unlabeled)
             yield [*labeled.tolist(), *(self._labeled + unlabeled).tolist()]
 
 
@@ -123,8 +124,8 @@ class _ViewsOfImages(Dataset[Any]):
         self._paths, self._kind = work.paths, kind
         self._padded = np.empty(0) if self._paths else work.padded()
         self._labeled = len(work.split.labeled)
-        self._shapes, views, data = work.shapes, work.views, work.config.data
-        side = views.image_size
+        self._layout, augment, data = work.layout, work.augment, work.config.data
+        side = augment.image_size
         if self._paths:
             weak, strong = (
                 v2.RandomResizedCrop(side, scale=scale, ratio=data.crop_ratio)
@@ -132,15 +133,15 @@ class _ViewsOfImages(Dataset[Any]):
             )
         else:
             weak = strong = v2.RandomCrop(side)
-        flip = [v2.RandomHorizontalFlip()] if views.flip else []
+        flip = [v2.RandomHorizontalFlip()] if augment.flip else []
         self._weak: list[Any] = [weak, *flip]
         if kind == "pillow":
-            self._strong: list[Any] = [strong, *flip, StrongPolicy(views.cutout)]
+            self._strong: list[Any] = [strong, *flip, StrongPolicy(augment.cutout)]
             return
-        share = (views.cutout / side) ** 2
+        share = (augment.cutout / side) ** 2
         finish = [
             v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(list(views.mean), list(views.std)),
+            v2.Normalize(list(augment.mean), list(augment.std)),
         ]
         to_tensor = [v2.PILToTensor()] if kind == "pil" else []
         erase = v2.RandomErasing(1.0, (share, share), (1.0, 1.0), GREY)
@@ -161,8 +162,8 @@ class _ViewsOfImages(Dataset[Any]):
         return v2.functional.pil_to_tensor(image) if self._kind == "tensor" else image
 
     def __getitem__(self, index: int) -> list[Any]:
-        image, shapes = self._image(index), self._shapes
-        strong = shapes.labeled_views - 1 if index < self._labeled else shapes.strong_views
+        image, layout = self._image(index), self._layout
+        strong = layout.labeled_views - 1 if index < self._labeled else layout.strong_views
         views = []
         for steps in [self._weak, *[self._strong] * strong]:
             view = image
@@ -176,9 +177,9 @@ class _Collate:
     """View-major batches; normalises those that are still uint8."""
 
     def __init__(self, work: Work) -> None:
-        self._labeled = work.shapes.labeled
-        self._mean = 255 * torch.tensor(work.views.mean)
-        self._scale = 1 / (255 * torch.tensor(work.views.std))
+        self._labeled = work.layout.labeled
+        self._mean = 255 * torch.tensor(work.augment.mean)
+        self._scale = 1 / (255 * torch.tensor(work.augment.std))
 
     def __call__(self, images: list[list[Any]]) -> Tensor:
         parts = images[: self._labeled], images[self._labeled :]
@@ -218,10 +219,10 @@ class DaliStock:
         from nvidia.dali import fn, pipeline_def, types
         from nvidia.dali.auto_aug import rand_augment
 
-        shapes, views, data = work.shapes, work.views, work.config.data
-        side, paths = views.image_size, work.paths
-        drawn = shapes.labeled + shapes.unlabeled
-        mean, std = ([255 * value for value in part] for part in (views.mean, views.std))
+        layout, augment, data = work.layout, work.augment, work.config.data
+        side, paths = augment.image_size, work.paths
+        drawn = layout.labeled + layout.unlabeled
+        mean, std = ([255 * value for value in part] for part in (augment.mean, augment.std))
 
         def finish(pixels: Any, **crop: Any) -> Any:
             return fn.crop_mirror_normalize(
@@ -234,14 +235,14 @@ class DaliStock:
             )
             return fn.erase(
                 pixels,
-                anchor=fn.random.uniform(range=(0, side - views.cutout), shape=2),
-                shape=(views.cutout, views.cutout),
+                anchor=fn.random.uniform(range=(0, side - augment.cutout), shape=2),
+                shape=(augment.cutout, augment.cutout),
                 axes=(0, 1),
                 fill_value=GREY,
             )
 
         def coin() -> Any:
-            return fn.random.coin_flip() if views.flip else 0
+            return fn.random.coin_flip() if augment.flip else 0
 
         @pipeline_def(enable_conditionals=True)
         def from_arrays() -> Any:
@@ -268,7 +269,7 @@ class DaliStock:
             files, _ = fn.readers.file(files=paths, random_shuffle=True)
             decoded = fn.decoders.image(files, output_type=types.RGB)
             outputs = []
-            for view in range(1 + shapes.strong_views):
+            for view in range(1 + layout.strong_views):
                 pixels = fn.random_resized_crop(
                     decoded,
                     size=(side, side),
@@ -282,12 +283,12 @@ class DaliStock:
         if paths is None:
             self._padded, self._batches = work.padded(), iter(_Batches(work))
             # Image and strength of each view, in the order of `loader.Batch.views`.
-            labeled, unlabeled = np.arange(shapes.labeled), np.arange(shapes.labeled, drawn)
-            parts = [(labeled, v) for v in range(shapes.labeled_views)]
-            parts += [(unlabeled, v) for v in range(1 + shapes.strong_views)]
+            labeled, unlabeled = np.arange(layout.labeled), np.arange(layout.labeled, drawn)
+            parts = [(labeled, v) for v in range(layout.labeled_views)]
+            parts += [(unlabeled, v) for v in range(1 + layout.strong_views)]
             self._drawn = np.concatenate([part for part, _ in parts])
             self._strong = np.concatenate([np.full(len(part), v > 0) for part, v in parts])
-        make, rows = (from_arrays, shapes.rows) if paths is None else (from_files, drawn)
+        make, rows = (from_arrays, layout.rows) if paths is None else (from_files, drawn)
         with warnings.catch_warnings(record=True):  # auto_aug uses deprecated names itself
             self._pipe: Any = make(
                 batch_size=rows, num_threads=work.threads, device_id=None, seed=1, exec_dynamic=True

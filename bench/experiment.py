@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from simpro_fast.evaluation import kl_divergence
-from simpro_fast.files import write_atomically
+from simpro_fast.utils.atomic_write import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"

@@ -35,11 +35,12 @@ import torch
 from torch import Tensor
 
 from simpro_fast.config import Config, load_config
-from simpro_fast.files import write_atomically
-from simpro_fast.training.ranks import check_launch, start_ranks, stop_ranks
-from simpro_fast.training.run_dir import machine
-from simpro_fast.training.source_tree import git_commit
+from simpro_fast.distributed.environment import check_launch
+from simpro_fast.distributed.process_group import start_ranks, stop_ranks
 from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.atomic_write import write_atomically
+from simpro_fast.utils.machine import machine_name
+from simpro_fast.utils.provenance import git_commit
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MODES = {
@@ -106,7 +107,7 @@ def train(config: Config, mode: str, distribution: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "commit": git_commit(),
-        "machine": machine(),
+        "machine": machine_name(),
     }
 
 

@@ -60,8 +60,8 @@ def one(changes: dict[str, int], steps: int, flat: bool, started: float) -> dict
     import torch
 
     from simpro_fast.config import load_config
-    from simpro_fast.training.finish import peak_memory_mib
-    from simpro_fast.training.ranks import start_ranks
+    from simpro_fast.distributed.process_group import start_ranks
+    from simpro_fast.run.export import peak_memory_mib
     from simpro_fast.training.trainer import Trainer
 
     config = load_config(

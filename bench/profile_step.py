@@ -35,9 +35,11 @@ from bench_step import synthetic_loader
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simpro_fast.config import load_config
-from simpro_fast.training.ranks import check_launch, start_ranks, stop_ranks
-from simpro_fast.training.run_dir import git_commit, machine
+from simpro_fast.distributed.environment import check_launch
+from simpro_fast.distributed.process_group import start_ranks, stop_ranks
+from simpro_fast.run.directory import git_commit
 from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.machine import machine_name
 
 WARM_UP = 3
 PARTS = ("data", "forward", "method", "guard", "backward", "optimizer", "ema", "meter")
@@ -172,7 +174,7 @@ def main() -> int:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "commit": git_commit(),
-        "machine": machine(),
+        "machine": machine_name(),
     }
     if options.top:
         print(top_operators(trainer, options.top))

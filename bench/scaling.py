@@ -38,9 +38,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from simpro_fast.config import load_config
 from simpro_fast.config.schema import ModelConfig
+from simpro_fast.distributed.process_group import Ranks
+from simpro_fast.engine.gradient_sync import BUCKET_ELEMENTS
 from simpro_fast.models import build_model
-from simpro_fast.training.gradients import BUCKET_ELEMENTS
-from simpro_fast.training.ranks import Ranks
 from simpro_fast.training.trainer import Trainer
 
 WORLDS = (1, 2, 4)

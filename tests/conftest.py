@@ -64,7 +64,7 @@ def no_process_group_is_left() -> Iterator[None]:
     """Trainers that run inside a test leave their process group open; the next test has its own."""
     yield
     if dist.is_initialized():
-        from simpro_fast.training.ranks import stop_ranks
+        from simpro_fast.distributed.process_group import stop_ranks
 
         stop_ranks()
 

@@ -6,13 +6,13 @@ from simpro_fast.models.batch_norm import (
     first_rank_buffers,
 )
 from simpro_fast.models.build import build_model, list_models
-from simpro_fast.models.ema import WeightEMA
+from simpro_fast.models.ema import ModelEMA
 from simpro_fast.models.head import head_of
 from simpro_fast.models.pretrained import PretrainedReport, load_pretrained, weights_sha256
 
 __all__ = [
+    "ModelEMA",
     "PretrainedReport",
-    "WeightEMA",
     "average_buffers",
     "build_model",
     "convert_sync_batch_norm",

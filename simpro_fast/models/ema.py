@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 
-class WeightEMA:
+class ModelEMA:
     """The averaged network that is evaluated and exported.
 
     After every optimizer step: average <- d * average + (1 - d) * weight for all parameters, in

@@ -1,6 +1,6 @@
 """What a run learned: a table for the terminal and figures."""
 
-from simpro_fast.report.figures import ViewsSheet, write_report
+from simpro_fast.report.figures import ViewsFigure, write_report
 from simpro_fast.report.terminal import print_summary
 
-__all__ = ["ViewsSheet", "print_summary", "write_report"]
+__all__ = ["ViewsFigure", "print_summary", "write_report"]

@@ -48,7 +48,7 @@ _STYLE = {
 
 
 @dataclass(frozen=True)
-class ViewsSheet:
+class ViewsFigure:
     """A few training images with the views that the network sees, before normalisation."""
 
     original: np.ndarray
@@ -65,7 +65,7 @@ class ViewsSheet:
 
 def write_report(
     run_dir: Path,
-    views: ViewsSheet | None = None,
+    views: ViewsFigure | None = None,
     compare: Path | None = None,
     *,
     summary: dict[str, Any] | None = None,
@@ -229,7 +229,7 @@ def _per_class(runs: Sequence[Run], labels: Sequence[str]) -> Figure | None:
     return figure
 
 
-def _views(views: ViewsSheet) -> Figure:
+def _views(views: ViewsFigure) -> Figure:
     """Images as columns, views as rows."""
     count, num_strong = views.strong.shape[:2]
     rows = [("original", views.original), ("weak", views.weak)]

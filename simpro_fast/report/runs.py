@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from simpro_fast.errors import UserError
-from simpro_fast.files import read_json
+from simpro_fast.utils.atomic_write import read_json
 
 # Keys without which there is nothing to show.
 NEEDED = {"name", "seed", "method", "steps", "top1", "per_class", "class_names", "pi_u"}

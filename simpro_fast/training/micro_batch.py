@@ -7,27 +7,27 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from simpro_fast.data.loader import Batch, Shapes
+from simpro_fast.data.batch import Batch, BatchLayout
 from simpro_fast.methods import MethodOutput
 
 
-def split_batch(batch: Batch, shapes: Shapes, parts: int) -> Iterator[Batch]:
+def split_batch(batch: Batch, layout: BatchLayout, parts: int) -> Iterator[Batch]:
     """Micro-batches of consecutive images, each in the row order of `Batch.views`.
 
     Args:
         batch: of one rank.
-        shapes: its sizes; `parts` divides the labeled images, hence the unlabeled ones.
+        layout: its sizes; `parts` divides the labeled images, hence the unlabeled ones.
         parts: micro-batches; one gives the batch itself.
     """
     if parts == 1:
         yield batch
         return
-    small = shapes.part(parts)
+    small = layout.part(parts)
     for part in range(parts):
         blocks, first = [], 0
         for images, size, views in (
-            (shapes.labeled, small.labeled, shapes.labeled_views),
-            (shapes.unlabeled, small.unlabeled, 1 + shapes.strong_views),
+            (layout.labeled, small.labeled, layout.labeled_views),
+            (layout.unlabeled, small.unlabeled, 1 + layout.strong_views),
         ):
             for _ in range(views):  # view-major: each view has a block of all images
                 start = first + part * size

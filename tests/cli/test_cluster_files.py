@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from simpro_fast.cli import parse_arguments
+from simpro_fast.cli.train import parse_arguments
 from simpro_fast.config import Config, load_config
 from tests.conftest import ROOT
 

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from simpro_fast import prepare
+from simpro_fast.cli import prepare
 from simpro_fast.config import load_config
-from simpro_fast.data import preparation
-from simpro_fast.data.image_files import Facts, check_file
-from simpro_fast.data.manifest import read_manifest
-from simpro_fast.data.packed import is_packed, pack
-from simpro_fast.data.sources import load_dataset
+from simpro_fast.data.datasets.registry import load_dataset
+from simpro_fast.data.files import check
+from simpro_fast.data.files.decode import Facts, check_file
+from simpro_fast.data.files.manifest import read_manifest
+from simpro_fast.data.files.packed import is_packed, pack
 from simpro_fast.errors import UserError
 from tests.conftest import ROOT
 from tests.data.image_folders import cut, picture, save, tidy
@@ -133,7 +133,7 @@ def test_second_run_decodes_nothing_and_a_changed_file_again(
         looked_at.append(path.name)
         return check_file(path)
 
-    monkeypatch.setattr(preparation, "check_file", look)
+    monkeypatch.setattr(check, "check_file", look)
     assert run(root, "--pack", "16") == 0
     assert len(looked_at) == 42
     written = {p.name: p.read_bytes() for p in (root / "out").iterdir()}
@@ -275,7 +275,7 @@ def test_tar_shards(
     config = load_config(root / "own.yaml")
     assert load_dataset(config.data).fingerprint() == manifest.fingerprint()
     with monkeypatch.context() as patch:
-        patch.setattr(preparation, "check_file", lambda image: pytest.fail(f"{image} again"))
+        patch.setattr(check, "check_file", lambda image: pytest.fail(f"{image} again"))
         assert prepare.main(arguments) == 0
     half = (root / "unlabeled/000.jpg").read_bytes()[:400]
     bad = [("cut.jpg", half), ("note.jpg", b"a note"), ("empty.jpg", b"")]
@@ -367,7 +367,7 @@ def test_leftovers_of_a_killed_process_are_removed(root: Path) -> None:
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from simpro_fast.files import replacing\n"
+        "from simpro_fast.utils.atomic_write import replacing\n"
         "with replacing(Path(sys.argv[1])) as file:\n"
         "    file.write(b'half')\n"
         "    file.flush()\n"
@@ -388,7 +388,7 @@ def test_leftovers_of_a_killed_process_are_removed(root: Path) -> None:
 def test_full_disk_while_packing(root: Path) -> None:
     code = (
         "import resource, signal, sys\n"
-        "from simpro_fast.prepare import main\n"
+        "from simpro_fast.cli.prepare import main\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
         "sys.exit(main(sys.argv[1:]))\n"
@@ -434,7 +434,7 @@ def test_files_and_folders_without_permission(open_path: Path) -> None:
     root = tidy(open_path)
     code = (
         "import os, sys\n"
-        "from simpro_fast.prepare import main\n"
+        "from simpro_fast.cli.prepare import main\n"
         "os.setgid(65534); os.setuid(65534)\n"
         "sys.exit(main(sys.argv[1:]))\n"
     )

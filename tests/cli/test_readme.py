@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from simpro_fast import prepare
+from simpro_fast.cli import prepare
 from simpro_fast.config import load_config
 from tests.conftest import ROOT
 from tests.data.image_folders import tidy

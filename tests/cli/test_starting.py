@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from simpro_fast.cli import main
+from simpro_fast.cli.train import main
 from simpro_fast.config import Config, dump_config
-from simpro_fast.entry import end_at_once
 from simpro_fast.errors import UserError
-from simpro_fast.messages import FOUND_BY_ALL, log_to_terminal
-from simpro_fast.training.board import Board
-from simpro_fast.training.preemption import StopRequests
-from simpro_fast.training.run_lock import lock_path
+from simpro_fast.fault_tolerance.early_signals import end_at_once
+from simpro_fast.fault_tolerance.stop_requests import StopRequests
+from simpro_fast.run.lock import lock_path
+from simpro_fast.run.tensorboard import TensorBoardLog
+from simpro_fast.utils.logs import FOUND_BY_ALL, log_to_terminal
 from tests.conftest import TRAIN, clean_environment
 from tests.distributed.command_ranks import CommandRanks
 
@@ -125,7 +125,7 @@ def test_unusable_tensorboard_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     """It is found, but cannot be imported."""
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UserError, match=r"needs tensorboard: `pip .*\[report\].*tensorboard=false"):
-        Board(tmp_path)
+        TensorBoardLog(tmp_path)
 
 
 @contextmanager

@@ -36,8 +36,8 @@ def test_holds_kernels_and_every_config(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for config in (ROOT / "configs").glob("*/*.yaml"):
         assert f"simpro_fast/configs/{config.relative_to(ROOT / 'configs')}" in names
-    for table in (ROOT / "simpro_fast/data/imagenet").glob("*.json"):
-        assert f"simpro_fast/data/imagenet/{table.name}" in names
+    for table in (ROOT / "simpro_fast/data/datasets/imagenet_lists").glob("*.json"):
+        assert f"simpro_fast/data/datasets/imagenet_lists/{table.name}" in names
     for module in (ROOT / "kernels").rglob("*.py"):
         assert f"simpro_kernels/{module.relative_to(ROOT / 'kernels')}" in names
     assert not {n.split("/")[0] for n in names} & {"tests", "bench", "launch", "kernels"}
@@ -48,7 +48,7 @@ def test_works_outside_the_clone(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     program = (
-        "import sys, simpro_fast, simpro_kernels; from simpro_fast.cli import main; "
+        "import sys, simpro_fast, simpro_kernels; from simpro_fast.cli.train import main; "
         "print(simpro_fast.__file__, simpro_kernels.__file__); "
         "sys.exit(main(['--config', 'digits_lt/reversed', '--print-config']))"
     )

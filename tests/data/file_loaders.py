@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.image_loader import ImageLoader
-from simpro_fast.data.loader import Batch, build_loader
-from simpro_fast.data.own_images import load_own_images, own_split
+from simpro_fast.data.batch import Batch
+from simpro_fast.data.datasets.image_list import load_own_images
+from simpro_fast.data.loader import build_loader
+from simpro_fast.data.pipeline.file_loader import FileLoader
+from simpro_fast.data.splits.listed import listed_split
 
 SIDE, BATCH, MU, L, V = 24, 4, 2, 2, 2
 M = BATCH * MU
@@ -28,7 +30,7 @@ def loader(
     start: int = 0,
     num_threads: int = 1,
     **changes: Any,
-) -> Iterator[ImageLoader]:
+) -> Iterator[FileLoader]:
     ending = "" if (root / "labeled").is_dir() else "-*.tar"
     folders = {part: root / f"{part}{ending}" for part in ("labeled", "unlabeled")}
     settings = {"image_size": SIDE, "batch_size": BATCH, "mu": MU, "cutout": 0}
@@ -37,7 +39,7 @@ def loader(
     made = build_loader(
         data,
         dataset,
-        own_split(data, dataset),
+        listed_split(data, dataset),
         labeled_views=L,
         strong_views=V,
         seed=seed,
@@ -47,7 +49,7 @@ def loader(
         start_step=start,
         num_threads=num_threads,
     )
-    assert isinstance(made, ImageLoader)
+    assert isinstance(made, FileLoader)
     try:
         yield made
     finally:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from simpro_fast.data.ignored import Ignored
-from simpro_fast.data.shard_scan import scan_shard
-from simpro_fast.data.tar_members import Member
+from simpro_fast.data.files.scan_shards import scan_shard
+from simpro_fast.data.files.skipped import Ignored
+from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import UserError
 from tests.data.image_folders import picture
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.sources import ArrayDataset
+from simpro_fast.data.datasets.base import ArrayDataset
 
 
 def make_dataset(class_sizes: list[int], test_sizes: list[int] | None = None) -> ArrayDataset:

@@ -17,8 +17,9 @@ from pathlib import Path
 import torch
 
 from simpro_fast.config import Config, parse_config
-from simpro_fast.training.checkpoint import list_checkpoints, step_of
-from simpro_fast.training.run_dir import git_commit, machine
+from simpro_fast.run.checkpoint import list_checkpoints, step_of
+from simpro_fast.run.directory import git_commit
+from simpro_fast.utils.machine import machine_name
 from tests.conftest import TINY
 from tests.distributed.command_ranks import CommandRanks, half_written, newest_step
 from tests.distributed.outcomes import outcome
@@ -142,7 +143,7 @@ def _report(kills: list[Kill], steps: int, seed: int) -> str:
         "Every start went on from the newest whole checkpoint. Weights, averaged weights, "
         "optimizer, priors, counts and metrics at the end: bit-equal to those of an unbroken run.",
         "",
-        f"{machine()}; torch {torch.__version__}; commit {git_commit()}; "
+        f"{machine_name()}; torch {torch.__version__}; commit {git_commit()}; "
         f"`python -m tests.distributed.chaos {' '.join(sys.argv[1:])}`",
         "",
         "| kill | aimed | newest checkpoint, step | half-written files left | then |",

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from simpro_fast.config import Config, dump_config
-from simpro_fast.training.checkpoint import list_checkpoints, step_of
+from simpro_fast.run.checkpoint import list_checkpoints, step_of
 
 TIMEOUT = 90.0
 _context = multiprocessing.get_context("forkserver")
@@ -163,7 +163,7 @@ def _rank_main(
     }
     os.environ.update({k: str(v) for k, v in environment.items()})
     torch.set_num_threads(1)
-    from simpro_fast.cli import main
+    from simpro_fast.cli.train import main
 
     if change is not None:
         change(rank)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simpro_fast.config import Config
-from simpro_fast.training.checkpoint import list_checkpoints, read_checkpoint
+from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
 from tests.equality import assert_bit_equal
 
 # What depends on the clock, the place or the number of processes that worked on a run.

@@ -3,12 +3,12 @@
 import torch
 import torch._dynamo
 
-import simpro_fast.cli
-import simpro_fast.data.dali_loader
-import simpro_fast.training.ending
-import simpro_fast.training.resume
-import simpro_fast.training.start
+import simpro_fast.cli.train
+import simpro_fast.data.pipeline.array_loader
+import simpro_fast.fault_tolerance.exit_code
+import simpro_fast.run.banner
+import simpro_fast.run.resume
 import simpro_fast.training.trainer  # noqa: F401
-from simpro_fast.training.deepspeed_engine import import_deepspeed
+from simpro_fast.engine.deepspeed import import_deepspeed
 
 import_deepspeed(torch.device("cpu"))

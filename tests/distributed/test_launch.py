@@ -15,17 +15,18 @@ import pytest
 import torch.distributed as dist
 import yaml
 
-from simpro_fast.cli import parse_arguments
+from simpro_fast.cli.train import parse_arguments
 from simpro_fast.config import Config, parse_config
-from simpro_fast.data.sources import load_dataset
+from simpro_fast.data.datasets.registry import load_dataset
+from simpro_fast.distributed import consistency
+from simpro_fast.distributed.consistency import difference
+from simpro_fast.distributed.process_group import Ranks, start_ranks, stop_ranks
 from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.training import agreement
-from simpro_fast.training.agreement import difference
-from simpro_fast.training.ranks import Ranks, start_ranks, stop_ranks
+from simpro_fast.utils import provenance
 from tests.conftest import TINY
 from tests.data.cifar_format import cifar10_members, write_archive
+from tests.distributed.gloo_ranks import GlooRanks, run_ranks
 from tests.distributed.listening import listening_addresses
-from tests.training.gloo_ranks import GlooRanks, run_ranks
 
 Run = Callable[..., "CompletedProcess[str]"]
 BIN = Path(sys.executable).parent
@@ -83,15 +84,15 @@ def _scenarios(rank: int, world_size: int, tree: dict[str, Any], ports: list[int
     other = {**_changed(tree, "optim", lr=0.1), "seed": 7} if rank else tree
     found["configuration"] = _error(rank, world_size, other, ports[1])
 
-    honest = agreement.version_of, agreement.source_digest
+    honest = provenance.version_of, consistency.source_digest
     if rank:
-        agreement.version_of = lambda *names: "0.0.1" if names == ("numpy",) else "1"
+        provenance.version_of = lambda *names: "0.0.1" if names == ("numpy",) else "1"
     found["versions"] = _error(rank, world_size, tree, ports[2])
-    agreement.version_of = honest[0]
+    provenance.version_of = honest[0]
     if rank:
-        agreement.source_digest = lambda: "f" * 64
+        consistency.source_digest = lambda: "f" * 64
     found["code"] = _error(rank, world_size, tree, ports[3])
-    agreement.source_digest = honest[1]
+    consistency.source_digest = honest[1]
 
     if rank == 0:  # rank 1 never comes
         found["alone"] = _error(rank, world_size, hasty, ports[4])
@@ -274,7 +275,7 @@ def test_impossible_environment(
     environment: dict[str, str],
     parts: list[str],
 ) -> None:
-    from simpro_fast.training.ranks import check_launch
+    from simpro_fast.distributed.environment import check_launch
 
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)

@@ -13,15 +13,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from simpro_fast.config import Config, parse_config
-from simpro_fast.data.loader import Batch, Shapes, build_loader
+from simpro_fast.data.batch import Batch, BatchLayout
+from simpro_fast.data.loader import build_loader
+from simpro_fast.distributed.environment import check_launch
+from simpro_fast.engine.gradient_sync import GradientAverage
 from simpro_fast.errors import ConfigError
 from simpro_fast.models import build_model
 from simpro_fast.training import trainer
-from simpro_fast.training.gradients import GradientAverage
 from simpro_fast.training.micro_batch import split_batch
-from simpro_fast.training.ranks import check_launch
+from tests.distributed.gloo_ranks import run_ranks
 from tests.distributed.rank_runs import assert_close, dump, mean_losses, on_ranks, start, train
-from tests.training.gloo_ranks import run_ranks
 
 MakeConfig = Callable[..., Config]
 
@@ -148,7 +149,7 @@ def test_gradients_travel_while_backward_goes_on() -> None:
 
 
 def test_micro_batches_keep_the_order_of_views() -> None:
-    shapes = Shapes(labeled=4, unlabeled=8, labeled_views=2, strong_views=2)
+    shapes = BatchLayout(labeled=4, unlabeled=8, labeled_views=2, strong_views=2)
     kinds = {"labeled": (4, 2), "unlabeled": (8, 3)}
     names = [
         f"{k}{i} view{v}" for k, (n, views) in kinds.items() for v in range(views) for i in range(n)

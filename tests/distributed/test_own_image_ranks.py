@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from simpro_fast.config import Config, parse_config
-from simpro_fast.data.ignored import Ignored
-from simpro_fast.data.shard_scan import scan_shard
+from simpro_fast.data.files.scan_shards import scan_shard
+from simpro_fast.data.files.skipped import Ignored
 from simpro_fast.errors import UserError
 from simpro_fast.training.trainer import Trainer
 from tests.data.image_folders import tidy
 from tests.data.tar_shards import as_shards
+from tests.distributed.gloo_ranks import run_ranks
 from tests.distributed.rank_runs import assert_close, dump, mean_losses, on_ranks, start, train
-from tests.training.gloo_ranks import run_ranks
 
 MakeConfig = Callable[..., Config]
 OWN = {

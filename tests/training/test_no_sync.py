@@ -12,9 +12,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simpro_fast.config import Config
-from simpro_fast.training.checkpoint import list_checkpoints
-from simpro_fast.training.guard import NonFiniteLossError, StepGuard
-from simpro_fast.training.ranks import start_ranks
+from simpro_fast.distributed.process_group import start_ranks
+from simpro_fast.run.checkpoint import list_checkpoints
+from simpro_fast.training.step_guard import NonFiniteLossError, StepGuard
 from simpro_fast.training.trainer import Trainer
 from tests.training.test_trainer import synthetic
 

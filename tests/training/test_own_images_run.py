@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from simpro_fast import prepare
-from simpro_fast.cli import main as train_main
+from simpro_fast.cli import prepare
+from simpro_fast.cli.train import main as train_main
 from simpro_fast.config import Config
+from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.errors import UserError
-from simpro_fast.training.checkpoint import list_checkpoints, read_checkpoint
-from simpro_fast.training.ranks import start_ranks
+from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.training.trainer import Trainer
 from tests.data.image_folders import cut, picture, save, tidy
 from tests.data.tar_shards import as_shards

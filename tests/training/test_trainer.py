@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import load_file
 
 from simpro_fast.config import Config
-from simpro_fast.data.loader import Batch, SyntheticLoader, rank_shapes
+from simpro_fast.data.batch import Batch, rank_layout
+from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
+from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.training.checkpoint import list_checkpoints, read_checkpoint
-from simpro_fast.training.guard import NonFiniteLossError
-from simpro_fast.training.ranks import start_ranks
-from simpro_fast.training.resume import is_finished
+from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
+from simpro_fast.run.resume import is_finished
+from simpro_fast.training.step_guard import NonFiniteLossError
 from simpro_fast.training.trainer import Trainer
 from tests.equality import assert_bit_equal
 
@@ -280,7 +281,7 @@ def synthetic(poison_step: int | None = None) -> Callable[..., SyntheticLoader]:
             return dataclasses.replace(batch, views=views)
 
     def make(data: Any, dataset: Any, split: Any, **k: Any) -> SyntheticLoader:
-        shapes = rank_shapes(
+        shapes = rank_layout(
             data,
             labeled_views=k["labeled_views"],
             strong_views=k["strong_views"],

@@ -1,0 +1,68 @@
+"""`launch/doctor.py`: is this machine, or this whole allocation, fit for training?
+
+It runs under plain python, deepspeed, torchrun and srun; started as training is, it checks all
+ranks. One failing check does not hide the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from simpro_fast.cli.parser import CommandParser
+from simpro_fast.config import load_config
+from simpro_fast.distributed.environment import rank_from_environment
+from simpro_fast.distributed.process_group import stop_ranks
+from simpro_fast.doctor.examine import DEFAULT, examine
+from simpro_fast.doctor.table import closing, table
+from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.atomic_write import write_json
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = CommandParser(
+        "simpro-fast doctor",
+        "Check a machine, or all ranks of an allocation, before training.",
+        "Exit code: 0 fit for training, 1 a problem, 2 wrong usage.",
+    )
+    parser.add_argument("--config", default=DEFAULT, help="the experiment that is to run")
+    parser.add_argument("--output", type=Path, help="folder of the runs; default: its output_dir")
+    parser.add_argument("--json", type=Path, help="also write the table to this file")
+    parser.add_overrides()
+    return parser.parse(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check and print. Returns the exit code."""
+    try:
+        options = parse_arguments(arguments)
+        config = load_config(options.config, options.overrides)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    logging.getLogger("simpro_kernels").setLevel(logging.WARNING)
+    started = time.perf_counter()
+    folder = options.output or config.output_dir
+    try:
+        ranks, lines = examine(config, folder)
+    except UserError as error:  # the ranks did not find each other
+        if rank_from_environment() == 0:
+            print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        stop_ranks()
+    if ranks.is_main:
+        print(table(lines))
+        print(f"{closing(lines)} ({time.perf_counter() - started:.0f} s)")
+        if options.json is not None:
+            try:
+                write_json(options.json, {"checks": [asdict(line) for line in lines]})
+            except UserError as error:
+                print(f"error: {error}", file=sys.stderr)
+                return 1
+    return int(any(line.verdict == "problem" for line in lines))

@@ -1,0 +1,359 @@
+"""`simpro-fast prepare` and `launch/prepare.py`: look at a data set before training on it."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from simpro_fast.cli.parser import CommandParser
+from simpro_fast.config import load_config
+from simpro_fast.config.schema import Config, DataConfig
+from simpro_fast.data.datasets.imagenet import IMAGENET, list_tree
+from simpro_fast.data.files.check import (
+    CACHE_NAME,
+    Checked,
+    check_images,
+    nothing_to_learn_from,
+)
+from simpro_fast.data.files.manifest import Manifest, Row, read_manifest, write_manifest
+from simpro_fast.data.files.packed import is_packed, pack, packed_path
+from simpro_fast.data.files.scan_folders import scan_folders
+from simpro_fast.data.files.skipped import Ignored
+from simpro_fast.data.files.suggest_config import suggest_config
+from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.machine import cpu_cores
+
+DONE, FAILED, INTERRUPTED = 0, 1, 130
+_SHOWN = 50
+_SHOWN_CLASSES = 100
+_OWN_ONLY = "--pack and --init-config are for own images (data.name=images)"
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = CommandParser(
+        "simpro-fast prepare",
+        "Count classes and images, decode every file once, list what is damaged, unsupported\n"
+        "or duplicate, and write a manifest to train from.",
+    )
+    parser.add_argument("--config", help="take the data set from this configuration")
+    parser.add_argument(
+        "--labeled", type=Path, help="folder with one subfolder per class, or tar shards"
+    )
+    parser.add_argument(
+        "--unlabeled",
+        type=Path,
+        nargs="+",
+        action="extend",
+        help="folders, flat or nested, or tar shards",
+    )
+    parser.add_argument("--val", type=Path, help="folder like --labeled, to test on")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the results")
+    parser.add_argument(
+        "--on-bad-image",
+        choices=("error", "skip"),
+        help="skip: leave unusable files out and go on (default: error, exit code 1)",
+    )
+    parser.add_argument(
+        "--pack", type=_positive, metavar="PX", help="also pack to this square size"
+    )
+    parser.add_argument("--init-config", type=Path, metavar="FILE", help="write a configuration")
+    parser.add_argument(
+        "--format", choices=("csv", "parquet"), default="csv", help="of the manifest"
+    )
+    parser.add_argument("--threads", type=_positive, default=cpu_cores(), help="default: all cores")
+    parser.add_overrides("with --config")
+    return parser.parse(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns 0 done, 1 something is wrong, 2 usage, 130 interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # file names may be no text at all
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        options = parse_arguments(arguments)
+        data = _data(options)
+        if data is None or data.name == "images" or data.name in IMAGENET:
+            return _prepare_images(options, data)
+        return _prepare_benchmark(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"error: {error}; check the path, its permissions and free space", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("interrupted; what was decoded is remembered, start again to go on", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+def _data(options: argparse.Namespace) -> DataConfig | None:
+    """The configured data set; None where the folders are on the command line."""
+    folders = options.labeled or options.unlabeled or options.val
+    if options.config:
+        if folders:
+            raise ConfigError("--config and --labeled/--unlabeled/--val exclude each other")
+        return load_config(options.config, options.overrides).data
+    if options.overrides:
+        first = options.overrides[0]
+        if "=" not in first:
+            raise ConfigError(
+                f"{first} is one too many: --labeled and --val take one folder, shard or pattern; "
+                "quote patterns ('train-{000..009}.tar')"
+            )
+        raise ConfigError(f"{first} needs --config")
+    if not (options.labeled and options.unlabeled):
+        raise ConfigError("give --labeled and --unlabeled, or --config")
+    return None
+
+
+@contextmanager
+def _alone(output: Path) -> Iterator[None]:
+    """One process at a time per output folder; the next finds everything done."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = (output / ".prepare.lock").open("w")
+    except OSError as error:
+        raise UserError(
+            f"{output}: cannot be written ({error.strerror}); choose another --output"
+        ) from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for leftover in _leftovers(output):  # of a process that was killed: we are alone here
+            leftover.unlink()
+        yield
+
+
+def _leftovers(output: Path) -> list[Path]:
+    """Temporary files of `replacing` for the names that are written here."""
+    names = (CACHE_NAME, "manifest.*", "report.json", "packed_*.npy", "packed_*.json")
+    return [path for name in names for path in output.glob(f".{name}.????????")]
+
+
+def _prepare_images(options: argparse.Namespace, data: DataConfig | None) -> int:
+    started = time.perf_counter()
+    published = data is not None and data.name in IMAGENET
+    if published and (options.pack or options.init_config):
+        raise ConfigError(_OWN_ONLY)
+    if options.init_config:
+        _check_unedited(options)
+    manifest, ignored = _list(options, data)  # before the folder for the results is made
+    with _alone(options.output):
+        return _write_images(options, data, manifest, ignored, started)
+
+
+def _check_unedited(options: argparse.Namespace) -> None:
+    """Refuse to replace a file that is not, byte by byte, what an earlier run here has written."""
+    target = options.init_config
+    if not os.path.lexists(target):
+        return
+    path = _manifest_path(options)
+    packed = packed_path(options.output, options.pack) if options.pack else None
+    try:
+        if target.read_bytes() == suggest_config(
+            read_manifest(path).usable(), path, packed, options.pack
+        ):
+            return
+    except (OSError, UserError, ValueError):
+        pass  # no earlier run, or of other images: then it is somebody's own
+    raise ConfigError(
+        f"{target}: exists already, and is not as prepare wrote it; give --init-config another "
+        "name, or remove it"
+    )
+
+
+def _manifest_path(options: argparse.Namespace) -> Path:
+    return Path(options.output / f"manifest.{options.format}")
+
+
+def _write_images(
+    options: argparse.Namespace,
+    data: DataConfig | None,
+    manifest: Manifest,
+    ignored: Ignored,
+    started: float,
+) -> int:
+    published = data is not None and data.name in IMAGENET
+    progress = _Progress("decoded")
+    checked = check_images(
+        manifest,
+        options.output / CACHE_NAME,
+        threads=options.threads,
+        progress=progress,
+        compare=not published,
+    )
+    progress.close()
+    problems = checked.problems()
+    mode = options.on_bad_image or (data.on_bad_image if data else "error")
+    for line in _table(checked, ignored):
+        print(line)
+    _write_json(options.output / "report.json", _report(checked, ignored))
+    nothing = nothing_to_learn_from(checked)
+    if problems and mode == "error":
+        raise UserError(
+            f"{len(problems)} of {len(manifest.rows)} files cannot be used (listed above, all in "
+            f"{options.output / 'report.json'}); repair or remove them, or use --on-bad-image skip"
+            + (f". Besides, {nothing}" if nothing else "")
+        )
+    if nothing:
+        raise UserError(nothing)
+    path = _manifest_path(options)
+    written = Manifest(options.output.resolve(), checked.manifest.rows, manifest.class_names)
+    write_manifest(written, path)
+    skipped = f", {len(problems)} skipped" if problems else ""
+    print(f"manifest {path}{skipped}")
+    if not published:  # there the numbers of the classes count, too
+        print(
+            f"fingerprint {written.usable().fingerprint()[:12]} of the list "
+            "(training shows it as `data`; a run goes on only with the same)"
+        )
+    packed = _pack(options, written) if options.pack else None
+    if options.init_config:
+        with replacing(options.init_config) as file:
+            file.write(suggest_config(written.usable(), path, packed, options.pack))
+        print(f"configuration {options.init_config}, made for a GPU; it says how to try a CPU")
+    seconds = time.perf_counter() - started
+    known = len(manifest.rows) - checked.decoded
+    files = "1 file" if checked.decoded == 1 else f"{checked.decoded} files"
+    print(f"{files} decoded, {known} known from before, {seconds:.1f} s")
+    return DONE
+
+
+def _list(options: argparse.Namespace, data: DataConfig | None) -> tuple[Manifest, Ignored]:
+    if data is None:
+        return scan_folders(options.labeled, options.unlabeled, options.val)
+    if data.manifest is not None:
+        return read_manifest(data.manifest), Ignored()
+    if data.name in IMAGENET:
+        return list_tree(data)
+    assert data.labeled is not None  # checked by the configuration
+    return scan_folders(data.labeled, data.unlabeled, data.val)
+
+
+def _pack(options: argparse.Namespace, manifest: Manifest) -> Path:
+    path = packed_path(options.output, options.pack)
+    if is_packed(manifest, options.output, options.pack):
+        print(f"packed {path}, up to date")
+        return path
+    total = len(manifest.usable().rows)
+    progress = _Progress("packed")
+    pack(
+        manifest,
+        options.output,
+        options.pack,
+        threads=options.threads,
+        progress=lambda done: progress(done, total),
+    )
+    progress.close()
+    print(f"packed {path}, {total} images of {options.pack} px")
+    return path
+
+
+def _table(checked: Checked, ignored: Ignored) -> Iterator[str]:
+    """The summary for the terminal."""
+    counts = checked.counts()
+    totals = {split: sum(of.values()) for split, of in counts.items()}
+    names = checked.manifest.class_names
+    evaluated = totals["val"] + totals["test"]
+    yield (
+        f"{len(names)} classes, {totals['labeled']} labeled, {totals['unlabeled']} unlabeled, "
+        f"{evaluated} val images, {sum(ignored.counts.values())} ignored"
+    )
+    width = max(12, *(len(name) + 2 for name in names))
+    yield f"  {'class':<{width}}{'labeled':>10}{'val':>10}"
+    for name in names[:_SHOWN_CLASSES]:
+        tested = counts["val"][name] + counts["test"][name]
+        yield f"  {name:<{width}}{counts['labeled'][name]:>10}{tested:>10}"
+    if len(names) > _SHOWN_CLASSES:
+        yield f"  ... and {len(names) - _SHOWN_CLASSES} more, all in report.json"
+    for line in ignored.lines():
+        yield f"ignored: {line}"
+    if checked.repeats:
+        yield f"note: {checked.repeats} images occur again in their own set; they stay"
+    if not evaluated:
+        yield "note: no val images; set data.holdout_per_class, or nothing is measured"
+    problems = checked.problems()
+    for row in problems[:_SHOWN]:
+        yield f"{row.image}: {row.status}"
+    if len(problems) > _SHOWN:
+        yield f"... and {len(problems) - _SHOWN} more"
+
+
+def _report(checked: Checked, ignored: Ignored) -> dict[str, Any]:
+    return {
+        "class_names": list(checked.manifest.class_names),
+        "counts": {split: dict(sorted(of.items())) for split, of in checked.counts().items()},
+        "ignored": dict(ignored.counts),
+        "repeats": checked.repeats,
+        "problems": [_problem(row) for row in checked.problems()],
+    }
+
+
+def _problem(row: Row) -> dict[str, str]:
+    member = {"member": row.member} if row.member else {}
+    return {"path": row.path, **member, "reason": row.status}
+
+
+def _prepare_benchmark(options: argparse.Namespace) -> int:
+    """Read a known data set, cut its split, and leave both described in the output folder."""
+    from simpro_fast.data.datasets.registry import load_dataset
+    from simpro_fast.data.splits.build import make_split
+    from simpro_fast.data.splits.split import save_split
+
+    if options.pack or options.init_config:
+        raise ConfigError(_OWN_ONLY)
+    config: Config = load_config(options.config, options.overrides)
+    dataset = load_dataset(config.data)
+    split = make_split(config.data, dataset, config.seed)
+    with _alone(options.output):
+        save_split(split, options.output, dataset)
+    print(f"{dataset.name}: {len(dataset.class_names)} classes, sha256 {dataset.fingerprint()}")
+    print(split.summary())
+    print(f"labeled per class {list(split.labeled_counts)}")
+    if split.unlabeled_counts is not None:
+        print(f"unlabeled per class {list(split.unlabeled_counts)}")
+    print(f"split written to {options.output}")
+    return DONE
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+    with replacing(path) as file:
+        file.write(text.encode("utf-8", "surrogateescape"))
+
+
+class _Progress:
+    """One line that is written over, on a terminal only."""
+
+    def __init__(self, verb: str) -> None:
+        self._verb, self._started, self._shown = verb, time.perf_counter(), 0.0
+        self._live = sys.stderr.isatty()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.perf_counter()
+        if self._live and (now - self._shown > 0.1 or done == total):
+            self._shown = now
+            rate = done / max(now - self._started, 1e-9)
+            left = (total - done) / rate
+            text = f"{self._verb} {done}/{total} files, {rate:.0f}/s, {left:.0f} s left"
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,125 @@
+"""Batches as the trainer sees them, and the settings that decide what they look like.
+
+Row order of `Batch.views`, with b labeled and m unlabeled images on this rank, L labeled and
+V strong views:
+
+    rows 0 .. L*b - 1            labeled, view-major: all weak views, then all strong ones
+    next m rows                  unlabeled, weak
+    next V*m rows                unlabeled, strong, view-major
+
+Ranks take contiguous slices of the global batch: labeled position j belongs to rank j // b.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from simpro_fast.config.data import DataConfig
+from simpro_fast.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """The augmentation settings with every `auto` and None of the configuration resolved."""
+
+    image_size: int
+    """Side, pixels."""
+    max_shift: int
+    """Largest shift of the weak view's crop, pixels."""
+    flip: bool
+    """Whether half of the views are mirrored."""
+    cutout: int = 0
+    """Cutout side, pixels; 0 for none."""
+    mean: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Per channel, on the 0..1 scale."""
+    std: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's input on this rank; all tensors are on the training device."""
+
+    step: int
+    views: Tensor
+    """float32 [L*b + (1+V)*m, 3, H, W], normalised, channels_last."""
+    targets: Tensor
+    """int64 [b], labels of the labeled images."""
+    truth: Tensor
+    """int64 [m], true labels of the unlabeled images, -1 where unknown. For diagnostics only."""
+
+
+class Loader(Protocol):
+    """An endless source of batches, each a pure function of the configuration and the step."""
+
+    def next(self, step: int) -> Batch:
+        """The batch of `step`. Steps are asked for in order, from `start_step` on; anything else,
+        and any failure, is an error that names the step."""
+
+    def describe(self, step: int) -> dict[str, Any]:
+        """The draws of any step as plain lists, so that its batch can be replayed."""
+
+    def close(self) -> None:
+        """Free the pipeline and its threads. Harmless when repeated."""
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """Sizes of one rank's share of a step."""
+
+    labeled: int
+    """b, labeled images."""
+    unlabeled: int
+    """m, unlabeled images."""
+    labeled_views: int
+    """L: 1 weak only, 2 weak and strong."""
+    strong_views: int
+    """V, strong views of each unlabeled image."""
+
+    @property
+    def rows(self) -> int:
+        """Views in a batch: L*b + (1+V)*m."""
+        return sum(self.rows_by_kind)
+
+    @property
+    def rows_by_kind(self) -> list[int]:
+        """Labeled, weak and strong views: [L*b, m, V*m]."""
+        return [
+            self.labeled_views * self.labeled,
+            self.unlabeled,
+            self.strong_views * self.unlabeled,
+        ]
+
+    def part(self, parts: int) -> BatchLayout:
+        """Sizes of each of so many equal parts of the images."""
+        return replace(self, labeled=self.labeled // parts, unlabeled=self.unlabeled // parts)
+
+
+def rank_layout(
+    data: DataConfig, *, labeled_views: int, strong_views: int, world_size: int
+) -> BatchLayout:
+    """This rank's sizes; a global batch that the ranks cannot share equally is a `ConfigError`."""
+    if data.batch_size % world_size:
+        raise ConfigError(
+            f"data.batch_size={data.batch_size} cannot be shared equally by {world_size} ranks; "
+            f"choose a multiple of {world_size}"
+        )
+    labeled = data.batch_size // world_size
+    return BatchLayout(labeled, data.mu * labeled, labeled_views, strong_views)
+
+
+class StepCounter:
+    """The steps that a loader has handed out; refuses a step that is not the next one."""
+
+    def __init__(self, start_step: int) -> None:
+        self.expected = start_step
+
+    def take(self, step: int) -> None:
+        if step != self.expected:
+            raise ValueError(
+                f"batch of step {step} asked for, but step {self.expected} is next; "
+                "build a new loader with start_step to go elsewhere"
+            )
+        self.expected += 1

@@ -1,0 +1,98 @@
+"""Fashion-MNIST, and the idx format of the MNIST family."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from pathlib import Path
+
+import numpy as np
+
+from simpro_fast.config.data import DataConfig
+from simpro_fast.data.datasets.base import (
+    ArrayDataset,
+    check_size,
+    checked_labels,
+    gray_to_rgb,
+    reading,
+)
+from simpro_fast.errors import UserError
+
+_FASHION_DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+_FASHION_CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+
+
+def load_fashion_mnist(data: DataConfig) -> ArrayDataset:
+    """Fashion-MNIST from its four idx files, compressed or not."""
+    check_size(data, 28)
+    root = data.root or _FASHION_DEBIAN
+    parts = {}
+    for part, prefix in (("train", "train"), ("test", "t10k")):
+        images_path = _fashion_file(root, f"{prefix}-images-idx3-ubyte")
+        labels_path = _fashion_file(root, f"{prefix}-labels-idx1-ubyte")
+        images, labels = read_idx(images_path), read_idx(labels_path)
+        if images.ndim != 3 or images.shape[1:] != (28, 28):
+            raise UserError(f"{images_path}: holds {list(images.shape)}, expected [N, 28, 28]")
+        parts[part] = gray_to_rgb(images), checked_labels(labels, len(images), 10, str(labels_path))
+    return ArrayDataset(
+        name="fashion_mnist",
+        images=parts["train"][0],
+        labels=parts["train"][1],
+        class_names=_FASHION_CLASSES,
+        test_images=parts["test"][0],
+        test_labels=parts["test"][1],
+        mean=(0.2860, 0.2860, 0.2860),
+        std=(0.3530, 0.3530, 0.3530),
+        flip=True,
+    )
+
+
+def _fashion_file(root: Path, name: str) -> Path:
+    for path in (root / f"{name}.gz", root / name):
+        if path.is_file():
+            return path
+    raise UserError(
+        f"fashion_mnist: {name}.gz is not in {root}; `apt install dataset-fashion-mnist`, or set "
+        "data.root to the folder of the four idx files"
+    )
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """Read an idx file of unsigned bytes (the MNIST format), gzip-compressed or not.
+
+    The format: two zero bytes, the element type (8 is unsigned byte), the number of dimensions,
+    each dimension as a big-endian 32-bit integer, the elements in C order.
+
+    Raises:
+        UserError: cut short, too long, or not an idx file of unsigned bytes.
+    """
+    with reading(path):
+        raw = path.read_bytes()
+        content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    if len(content) < 4 or content[:2] != b"\0\0":
+        raise UserError(f"{path}: not an idx file (starts with {content[:4].hex() or 'nothing'})")
+    if content[2] != 8:
+        raise UserError(f"{path}: idx element type {content[2]:#04x}, expected 0x08 (bytes)")
+    offset = 4 + 4 * content[3]
+    if len(content) < offset:
+        raise UserError(f"{path}: cut short inside the header; fetch it again")
+    shape = tuple(int(n) for n in np.frombuffer(content[4:offset], ">u4"))
+    expected = offset + math.prod(shape)
+    if len(content) != expected:
+        problem = "cut short" if len(content) < expected else "too long"
+        raise UserError(
+            f"{path}: {problem}, {len(content)} bytes where its header {list(shape)} "
+            f"needs {expected}; fetch it again"
+        )
+    return np.frombuffer(content, np.uint8, offset=offset).reshape(shape)

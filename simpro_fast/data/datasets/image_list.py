@@ -1,0 +1,213 @@
+"""A user's own images as a data set: `data.name: images`.
+
+Pictures stay in their files (or in the packed array); what is held in memory is the list. Rows of
+the list take the place of array indices, so that splits, draws and reports work as for arrays.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from simpro_fast.config.data import DataConfig
+from simpro_fast.data.datasets.base import ArrayDataset, Rows
+from simpro_fast.data.files.decode import OK, Facts, ImageSource, read_header
+from simpro_fast.data.files.manifest import Manifest, Row, read_manifest
+from simpro_fast.data.files.packed import open_packed, square
+from simpro_fast.data.files.scan_folders import scan_folders
+from simpro_fast.data.files.tar_index import Member
+from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.logs import FOUND_BY_ALL
+from simpro_fast.utils.parallel_map import in_order
+
+logger = logging.getLogger(__name__)
+
+# Of the ImageNet training set, what pretrained networks expect.
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_KEPT_BYTES = 1 << 30
+
+
+class FileImages:
+    """Image files behind the few operations of an array that evaluation and reports use.
+
+    An index gives uint8 [n, size, size, 3]: the largest centred square of each file (boxes.py),
+    decoded in threads when asked for. Up to 1 GiB of decoded squares is kept, so that a test set
+    is usually decoded once. `rows` are those of a manifest; members of shards are files here.
+    """
+
+    dtype = np.dtype(np.uint8)
+    ndim = 4
+
+    def __init__(
+        self, rows: Sequence[Row], size: int, kept: dict[ImageSource, np.ndarray] | None = None
+    ) -> None:
+        self.rows = tuple(rows)
+        self.shape = (len(self.rows), size, size, 3)
+        self._kept = {} if kept is None else kept
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> np.ndarray:
+        files = [row.image for row in self.subset(np.arange(len(self))[index]).rows]
+        size = self.shape[1]
+        missing = [file for file in dict.fromkeys(files) if file not in self._kept]
+        fresh = {}
+        decoded = in_order(lambda file: square(file, size), missing, _threads())
+        for file, pixels in zip(missing, decoded, strict=True):
+            fresh[file] = pixels
+            if (len(self._kept) + 1) * size * size * 3 <= _KEPT_BYTES:
+                self._kept[file] = pixels
+        out = np.empty((len(files), size, size, 3), np.uint8)
+        for place, file in enumerate(files):
+            out[place] = fresh[file] if file in fresh else self._kept[file]
+        return out
+
+    def subset(self, indices: np.ndarray) -> FileImages:
+        """Some of the files; nothing is decoded."""
+        return FileImages([self.rows[i] for i in indices], self.shape[1], self._kept)
+
+
+def select(images: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """`images[indices]`, without decoding or copying them all at once."""
+    if isinstance(images, FileImages):
+        return cast(np.ndarray, images.subset(indices))
+    return cast(np.ndarray, Rows(images, indices))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ImageListDataset(ArrayDataset):
+    """One row per usable image; `images` is a `FileImages` or the packed array.
+
+    With a test part of its own (ImageNet), the rows are those of `images` alone.
+    """
+
+    manifest: Manifest
+    """Usable rows, with sizes."""
+
+    def fingerprint(self) -> str:
+        """sha256 over the list of images, their sizes and, where known, their contents."""
+        return self.manifest.fingerprint()
+
+    @property
+    def in_files(self) -> bool:
+        return isinstance(self.images, FileImages)
+
+
+def load_own_images(data: DataConfig) -> ImageListDataset:
+    """The list of images that `data.manifest`, or the three folders, stand for.
+
+    Raises:
+        ConfigError: no image size, or a class without a labeled image.
+        UserError: what `scan_folders` and `read_manifest` raise; a file that is gone, has changed
+            since `prepare`; one that `prepare` has not seen and that cannot be used (left out
+            with on_bad_image=skip).
+    """
+    manifest = _listed(data)
+    if data.packed is not None:
+        images = open_packed(data.packed, manifest, data.image_size)
+        manifest = manifest.usable()
+    else:
+        if data.image_size is None:
+            raise ConfigError("own images have many sizes; set data.image_size, for example 32")
+        manifest = with_sizes(manifest.usable(), data.on_bad_image)
+        images = cast(np.ndarray, FileImages(manifest.rows, data.image_size))
+    numbers = {name: k for k, name in enumerate(manifest.class_names)}
+    labels = np.array([numbers.get(row.label, -1) for row in manifest.rows], np.int64)
+    _check_classes(data, manifest, labels)
+    return ImageListDataset(
+        name="images",
+        images=images,
+        labels=labels,
+        class_names=manifest.class_names,
+        test_images=None,
+        test_labels=None,
+        mean=MEAN,
+        std=STD,
+        flip=True,
+        manifest=manifest,
+    )
+
+
+def _listed(data: DataConfig) -> Manifest:
+    if data.manifest is not None:
+        return read_manifest(data.manifest)
+    assert data.labeled is not None  # checked by the configuration
+    manifest, ignored = scan_folders(data.labeled, data.unlabeled, data.val)
+    for line in ignored.lines():
+        logger.info("ignored: %s", line)
+    return manifest
+
+
+def with_sizes(manifest: Manifest, on_bad_image: str) -> Manifest:
+    """Compare files with the list, and read the sizes that it lacks from their headers.
+
+    Raises:
+        UserError: a listed file is gone or has changed, or, unless on_bad_image=skip leaves it out,
+            one without a size in the list cannot be read or is no image of a kind that is read.
+    """
+
+    def look(row: Row) -> Facts:
+        image = row.image
+        if not row.width:
+            return read_header(image)
+        try:
+            if isinstance(image, Member):
+                image.verify()
+                return Facts(row.width, row.height, row.bytes, row.sha256)
+            length = os.stat(row.path).st_size
+        except OSError as error:
+            return Facts(status=f"unreadable: {error.strerror}")
+        changed = row.bytes not in (0, length)
+        status = f"changed: {length} bytes, {row.bytes} listed" if changed else OK
+        return Facts(row.width, row.height, row.bytes or length, row.sha256, status)
+
+    rows, refused = [], []
+    for row, facts in zip(manifest.rows, in_order(look, manifest.rows, _threads()), strict=True):
+        now = replace(row, width=facts.width, height=facts.height, bytes=facts.bytes)
+        if facts.status == OK:
+            rows.append(now)
+        elif on_bad_image == "skip" and not row.width:
+            refused.append(f"{row.image}: {facts.status}")
+        else:
+            skip = "" if row.width else "set data.on_bad_image=skip, "
+            raise UserError(
+                f"{row.image}: {facts.status}; restore it, {skip}or run launch/prepare.py "
+                "on the set"
+            )
+    for line in refused:
+        logger.warning("left out: %s", line, extra=FOUND_BY_ALL)
+    if refused:
+        logger.warning(
+            "left out: %d of %d images in all",
+            *(len(refused), len(manifest.rows)),
+            extra=FOUND_BY_ALL,
+        )
+    return replace(manifest, rows=tuple(rows))
+
+
+def _check_classes(data: DataConfig, manifest: Manifest, labels: np.ndarray) -> None:
+    names = manifest.class_names
+    if len(names) < 2:
+        found = f"only the class {names[0]!r}" if names else "no labeled image"
+        raise UserError(f"{data.manifest}: {found}; at least two classes are needed")
+    splits = np.array([row.split for row in manifest.rows])
+    counts = np.bincount(labels[splits == "labeled"], minlength=len(names))
+    if not counts.all() and not data.allow_empty_classes:
+        name = names[int(np.flatnonzero(counts == 0)[0])]
+        raise ConfigError(
+            f"class {name!r} has no labeled image; add some, remove its folder, or set "
+            "data.allow_empty_classes=true"
+        )
+    if not counts.any() or not (splits == "unlabeled").any():
+        kind = "unlabeled" if counts.any() else "labeled"
+        raise UserError(f"{data.manifest or data.labeled}: no usable {kind} image")
+
+
+def _threads() -> int:
+    return len(os.sched_getaffinity(0))

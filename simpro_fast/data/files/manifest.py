@@ -1,0 +1,245 @@
+"""The list of images of a data set, as a file: UTF-8 CSV or Parquet.
+
+Columns: `path` (relative to the manifest's folder), `label` (class name or empty), `split`
+(labeled, unlabeled, val or test), `width`, `height` (pixels, upright), `bytes`, `sha256` (of the
+file), `status` (`ok`, or why the file is not used). Only `path` is required in a list written by
+hand: an image with a label is then labeled, one without is unlabeled, and sizes are read from the
+files.
+
+Where images lie in tar shards, two columns are added: `path` is then the shard, `member` the name
+in it, `offset` where its `bytes` bytes begin. Both are empty for a file.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from simpro_fast.data.files.decode import OK, ImageSource
+from simpro_fast.data.files.tar_index import Member
+from simpro_fast.errors import UserError, pip_line
+from simpro_fast.utils.atomic_write import replacing
+
+SPLITS = ("labeled", "unlabeled", "val", "test")
+_INTEGERS = ("width", "height", "bytes", "offset")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One image; `path` is absolute in memory and relative to the manifest in its file.
+
+    With `member`, the image is that member of the tar `path`, `bytes` long from `offset` on.
+    """
+
+    path: str
+    label: str
+    split: str
+    width: int = 0
+    height: int = 0
+    bytes: int = 0
+    sha256: str = ""
+    status: str = OK
+    member: str = ""
+    offset: int = 0
+
+    @property
+    def image(self) -> ImageSource:
+        """What reads it; as text, its name for messages."""
+        if self.member:
+            return Member(self.path, self.member, self.offset, self.bytes)
+        return Path(self.path)
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+_OF_SHARDS = ("member", "offset")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Rows in order of split, then path, then place in the shard."""
+
+    base: Path
+    """Folder that paths are relative to, in the file and in the fingerprint."""
+    rows: tuple[Row, ...]
+    class_names: tuple[str, ...]
+    """In `in_class_order`; of all rows with a label but unlabeled ones, damaged files included."""
+
+    def usable(self) -> Manifest:
+        """Without the rows whose status is not `ok`; the classes stay."""
+        return replace(self, rows=tuple(row for row in self.rows if row.status == OK))
+
+    def fingerprint(self) -> str:
+        """sha256 over all rows; moving the folder as a whole does not change it.
+
+        Lengths in bytes count only beside a hash of the content: where nothing was prepared, a
+        file may be found damaged and repaired in the course of a run. Where in its shard an image
+        lies never counts.
+        """
+        rows = tuple(
+            replace(row, offset=0, bytes=row.bytes if row.sha256 else 0)
+            if row.offset or not row.sha256
+            else row
+            for row in self.rows
+        )
+        return hashlib.sha256(_to_csv(replace(self, rows=rows))).hexdigest()
+
+
+def make_manifest(base: Path, rows: Iterable[Row], class_names: Iterable[str] = ()) -> Manifest:
+    """Sort the rows and collect the classes; `class_names` adds those without an image."""
+    base = base.resolve()
+    ordered = sorted(rows, key=lambda row: (SPLITS.index(row.split), row.path, row.offset))
+    names = {row.label for row in ordered if row.label and row.split != "unlabeled"}
+    return Manifest(base, tuple(ordered), in_class_order(names | set(class_names)))
+
+
+def in_class_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Sorted; numbers by their value where all classes are numbers, so that class 10 is not 2."""
+    ordered = sorted(set(names))
+    if all(name.isascii() and name.isdigit() for name in ordered):
+        ordered.sort(key=int)
+    return tuple(ordered)
+
+
+def write_manifest(manifest: Manifest, path: Path) -> None:
+    """Write CSV, or Parquet where the name ends in `.parquet`; whole or not at all."""
+    if path.suffix == ".parquet":
+        _write_parquet(manifest, path)
+        return
+    with replacing(path) as file:
+        file.write(_to_csv(manifest))
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read a manifest.
+
+    Raises:
+        UserError: missing, not UTF-8, without a column `path`, a wrong value (names the line), or
+            an image listed twice.
+    """
+    records = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+    base = path.parent.resolve()
+    rows = [_row(record, base, f"{path} line {line}") for line, record in records]
+    seen: set[tuple[str, str, bool]] = set()
+    for (line, _), row in zip(records, rows, strict=True):
+        # An image may serve as a labeled and as an unlabeled one, but not twice as either.
+        key = (row.path, row.member, row.split == "unlabeled")
+        if key in seen:
+            raise UserError(f"{path} line {line}: {row.image} is listed twice; remove one")
+        seen.add(key)
+    return make_manifest(base, rows)
+
+
+def csv_bytes(rows: Callable[[], Iterable[Sequence[object]]]) -> bytes:
+    """Rows, iterated anew at each call, as CSV; names that are no UTF-8 keep their bytes."""
+    text = ""
+    for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL):
+        file = io.StringIO(newline="")
+        csv.writer(file, lineterminator="\n", quoting=quoting).writerows(rows())
+        text = file.getvalue()
+        if "\r" not in text:  # which the first way leaves unquoted, and readers end a line at
+            break
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _to_csv(manifest: Manifest) -> bytes:
+    columns = _columns(manifest)
+
+    def rows() -> Iterator[Sequence[object]]:
+        yield columns
+        for row in manifest.rows:
+            values = [getattr(row, name) for name in columns]
+            yield [_relative(row.path, manifest.base), *values[1:]]
+
+    return csv_bytes(rows)
+
+
+def _columns(manifest: Manifest) -> tuple[str, ...]:
+    in_shards = any(row.member for row in manifest.rows)
+    return COLUMNS if in_shards else tuple(name for name in COLUMNS if name not in _OF_SHARDS)
+
+
+def _relative(path: str, base: Path) -> str:
+    inside = f"{base}{os.sep}"
+    # The usual case by hand: relpath takes ten seconds for a million paths.
+    short = path[len(inside) :] if path.startswith(inside) else os.path.relpath(path, base)
+    return short.replace(os.sep, "/")
+
+
+def _read_csv(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    try:
+        text = path.read_bytes().decode("utf-8-sig", "surrogateescape")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); run prepare first") from None
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        if "path" not in (reader.fieldnames or ()):
+            raise UserError(f"{path}: has no column `path`; its first line must name the columns")
+        return [(reader.line_num, record) for record in reader]
+    except csv.Error as error:
+        raise UserError(f"{path} line {reader.line_num}: not CSV ({error})") from None
+
+
+def _row(record: dict[str, Any], base: Path, where: str) -> Row:
+    unknown = [str(name) for name in record if name not in COLUMNS]
+    if unknown:
+        raise UserError(f"{where}: unknown column {unknown[0]!r}; known: {', '.join(COLUMNS)}")
+    values = {name: value for name, value in record.items() if value not in (None, "")}
+    if not values.get("path"):
+        raise UserError(f"{where}: an empty path")
+    for name in _INTEGERS:
+        try:
+            values[name] = int(values.get(name, 0))
+        except (ValueError, TypeError):
+            raise UserError(f"{where}: {name}={values[name]!r} is not a whole number") from None
+    label = str(values.get("label", ""))
+    split = values.get("split", "labeled" if label else "unlabeled")
+    if split not in SPLITS:
+        raise UserError(f"{where}: split={split!r} is not one of {', '.join(SPLITS)}")
+    if split != "unlabeled" and not label:
+        raise UserError(f"{where}: an image of split {split} needs a label")
+    if ("member" in values) != (values["offset"] > 0):
+        raise UserError(f"{where}: an image in a shard needs both its member and its offset")
+    # Lexically, so that a path written through a symbolic link is found again.
+    values["path"] = os.path.normpath(base / str(values["path"]))
+    return Row(**{**values, "label": label, "split": split})
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(
+            f"Parquet manifests need pyarrow: {pip_line('parquet')}; or use a .csv file"
+        ) from None
+    return pyarrow
+
+
+def _write_parquet(manifest: Manifest, path: Path) -> None:
+    arrow = _pyarrow()
+    columns = {name: [getattr(row, name) for row in manifest.rows] for name in _columns(manifest)}
+    columns["path"] = [_relative(row.path, manifest.base) for row in manifest.rows]
+    try:
+        table = arrow.table(columns)
+    except UnicodeEncodeError:
+        raise UserError(f"{path}: a file name is not UTF-8; rename it or use a .csv file") from None
+    with replacing(path) as file:
+        arrow.parquet.write_table(table, file)
+
+
+def _read_parquet(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    arrow = _pyarrow()
+    try:
+        table = arrow.parquet.read_table(path)
+    except (OSError, arrow.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{path}: cannot be read as Parquet ({reason})") from None
+    if "path" not in table.column_names:
+        raise UserError(f"{path}: has no column `path`")
+    return list(enumerate(table.to_pylist(), start=1))

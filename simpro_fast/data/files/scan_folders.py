@@ -1,0 +1,185 @@
+"""Finding the images of a user's folders and tar shards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from simpro_fast.data.files.decode import is_image_name
+from simpro_fast.data.files.manifest import Manifest, Row, make_manifest
+from simpro_fast.data.files.scan_shards import expand, is_compressed_name, is_shard_name, scan_shard
+from simpro_fast.data.files.skipped import (
+    COMPRESSED,
+    HIDDEN,
+    NO_IMAGE,
+    OUTSIDE,
+    SHARD_OUTSIDE,
+    SPECIAL,
+    TAKEN,
+    Ignored,
+)
+from simpro_fast.errors import UserError
+
+
+def scan_folders(
+    labeled: Path, unlabeled: Iterable[Path], val: Path | None = None
+) -> tuple[Manifest, Ignored]:
+    """List the images of `labeled/<class>/**`, of the unlabeled roots and of `val/<class>/**`.
+
+    Each of the three may be WebDataset tar shards instead: a .tar file, a pattern (`expand`), or a
+    folder of .tar files; an unlabeled root may hold both. Symbolic links are followed. Names that
+    start with a dot, and files without the ending of an image, are ignored and counted. A file of
+    the labeled or val folder that lies below an unlabeled root as well is left out there. Of files
+    nothing is opened, of shards only the headers and labels: sizes in pixels are 0.
+
+    Raises:
+        UserError: a folder is missing, unreadable or holds no image; fewer than two classes; a
+            class of `val` that `labeled` lacks; what `expand` and `scan_shard` raise.
+    """
+    ignored = Ignored()
+    rows, classes = scan_labeled(labeled, val, ignored)
+    taken = {os.path.realpath(path) for path in {row.path for row in rows}}
+    roots = list(unlabeled)
+    heap: dict[str, list[Row]] = {}
+    for place in dict.fromkeys(place for root in roots for place in expand(root)):
+        for path in [place] if os.path.isfile(place) else _files(Path(place), ignored):
+            if os.path.realpath(path) in taken:
+                ignored.add(TAKEN, path)
+            elif path in heap:
+                continue
+            elif is_shard_name(path):
+                heap[path] = scan_shard(path, "unlabeled", ignored)
+            else:
+                heap[path] = [Row(path, "", "unlabeled")]
+    heap_rows = [row for listed in heap.values() for row in listed]
+    if not heap_rows:
+        where = ", ".join(map(str, roots)) or "no folder"
+        raise UserError(f"{where}: no unlabeled image found{_left_out(ignored)}")
+    base = common_folder(labeled, *roots, *([val] if val else []))
+    return make_manifest(base, [*rows, *heap_rows], classes), ignored
+
+
+def common_folder(*roots: Path) -> Path:
+    """The deepest folder that holds all of them; what fingerprints are relative to."""
+    places = [place for root in roots for place in expand(root)]
+    return Path(
+        os.path.commonpath([os.path.dirname(p) if os.path.isfile(p) else p for p in places])
+    )
+
+
+def scan_labeled(labeled: Path, val: Path | None, ignored: Ignored) -> tuple[list[Row], list[str]]:
+    """The images with a class, and the classes, those without an image included."""
+    rows, classes = _with_classes(labeled, "labeled", ignored)
+    if len(classes) < 2:
+        found = f"only the class {classes[0]}" if classes else "no class folder and no tar shard"
+        raise UserError(
+            f"{labeled}: {found}{_left_out(ignored)}; "
+            "at least two folders labeled/<class>/ with images, or shards of two classes are needed"
+        )
+    if not rows:
+        raise UserError(f"{labeled}: no image in its {len(classes)} class folders")
+    if val is not None:
+        val_rows, val_classes = _with_classes(val, "val", ignored)
+        unknown = sorted(set(val_classes) - set(classes))
+        if unknown:
+            raise UserError(
+                f"{val}: class {unknown[0]!r} is not among the labeled ones "
+                f"({_some(classes)}); use the same names"
+            )
+        if not val_rows:
+            raise UserError(f"{val}: no image in class folders; leave it out or fill it")
+        rows += val_rows
+    return rows, classes
+
+
+def _left_out(ignored: Ignored) -> str:
+    """For the message that nothing was found: often the reason is among these."""
+    lines = ignored.lines()
+    return f" (ignored: {'; '.join(lines)})" if lines else ""
+
+
+def _some(names: Iterable[str], shown: int = 10) -> str:
+    listed = list(names)
+    return ", ".join([*listed[:shown], *(["..."] if len(listed) > shown else [])])
+
+
+def _with_classes(root: Path, split: str, ignored: Ignored) -> tuple[list[Row], list[str]]:
+    """The images of class folders or of labeled shards, and the names of the classes.
+
+    Classes are the folders directly in `root`; only where there is none, its .tar files are read.
+    """
+    rows: list[Row] = []
+    classes: set[str] = set()
+    for place in expand(root):
+        folders: set[str] = set()
+        shards = [place] if os.path.isfile(place) else []
+        for entry in [] if shards else _entries(Path(place), ignored):
+            if _is_folder(entry):
+                folders.add(entry.name)
+                for path in _files(Path(entry.path), ignored):
+                    if is_shard_name(path):
+                        ignored.add(SHARD_OUTSIDE, path)
+                    else:
+                        rows.append(Row(path, entry.name, split))
+            elif is_shard_name(entry.name):
+                shards.append(entry.path)
+            else:
+                ignored.add(_reason(entry.name), entry.path)
+        for shard in shards:
+            if folders:
+                ignored.add(SHARD_OUTSIDE, shard)
+            else:
+                rows += scan_shard(shard, split, ignored)
+        classes |= folders
+    return rows, sorted(classes | {row.label for row in rows})
+
+
+def _files(root: Path, ignored: Ignored, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Absolute paths of images and shards below `root`; no link is followed back up."""
+    real = os.path.realpath(root)
+    if real in above:
+        return
+    for entry in _entries(root, ignored):
+        if _is_folder(entry):
+            yield from _files(Path(entry.path), ignored, (*above, real))
+        elif is_image_name(entry.name) or is_shard_name(entry.name):
+            # Opening a pipe would wait for ever. A broken link goes on, to be reported.
+            if entry.is_file() or not os.path.exists(entry.path):
+                yield entry.path
+            else:
+                ignored.add(SPECIAL, entry.path)
+        else:
+            ignored.add(_reason(entry.name), entry.path)
+
+
+def _reason(name: str) -> str:
+    """Why a file beside the images is left out."""
+    if is_image_name(name):
+        return OUTSIDE
+    return COMPRESSED if is_compressed_name(name) else NO_IMAGE
+
+
+def _entries(root: Path, ignored: Ignored) -> list[os.DirEntry[str]]:
+    """Visible entries of a folder with absolute paths, sorted by name."""
+    try:
+        with os.scandir(os.path.abspath(root)) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except OSError as error:
+        raise UserError(
+            f"{root}: cannot be read ({error.strerror}); check the path and its permissions"
+        ) from None
+    visible = []
+    for entry in entries:
+        if entry.name.startswith("."):
+            ignored.add(HIDDEN, entry.path)
+        else:
+            visible.append(entry)
+    return visible
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:  # a circle of links
+        raise UserError(f"{entry.path}: cannot be read ({error.strerror}); remove it") from None

@@ -1,0 +1,153 @@
+"""The DALI graph of a training step from image files: each is read and decoded once.
+
+A data set of plain files names them to the graph, which reads them. Where some lie in tar shards,
+the host reads them all by offset (`EncodedReader`) and the graph gets their bytes; what comes
+after is the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from simpro_fast.data.batch import AugmentConfig
+from simpro_fast.data.files.decode import ImageSource
+from simpro_fast.data.files.tar_index import Member
+from simpro_fast.data.pipeline.dali import import_dali, normalise, strong_view
+
+VIEW_INPUTS = ("start", "end", "mirror", "table")
+"""Of each view of n images: float32 [n, 2] and [n, 2], the box's corners (y, x) in pixels;
+int32 [n]; int32 [n, 10], see `policy.strong_table`, which the weak view does without."""
+
+
+def path_array(path: str) -> np.ndarray:
+    """A path as the reader wants it: uint8 [length]."""
+    return np.frombuffer(path.encode("utf-8", "surrogateescape"), np.uint8)
+
+
+def encoded_array(image: ImageSource) -> np.ndarray:
+    """The encoded bytes: uint8 [length]; one zero where they cannot be read.
+
+    No decoder takes a zero, so the file fails the batch that it belongs to, as a file does that
+    the graph cannot read; an error from here would fail a batch before that one.
+    """
+    try:
+        data = image.read_view() if isinstance(image, Member) else image.read_bytes()
+    except OSError:
+        data = b""
+    return np.frombuffer(data or b"\0", np.uint8)
+
+
+def decode(images: Any, *, read: bool, gpu: bool, hw_decoder_load: float = 0.65) -> Any:
+    """uint8 [H, W, 3] of each file, upright; `images` are paths to read, or encoded bytes."""
+    fn, types, _ = import_dali()
+    encoded = fn.io.file.read(images) if read else images
+    if not gpu:
+        return fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
+    return fn.decoders.image(
+        encoded, device="mixed", output_type=types.RGB, hw_decoder_load=hw_decoder_load
+    )
+
+
+def crop_view(images: Any, start: Any, end: Any, mirror: Any, *, size: int) -> Any:
+    """Scale a float box to uint8 [size, size, 3] by the rule of boxes.py, then mirror."""
+    fn, types, _ = import_dali()
+    crop = fn.resize(
+        images,
+        size=[size, size],
+        roi_start=start,
+        roi_end=end,
+        interp_type=types.INTERP_LINEAR,
+        antialias=True,
+    )
+    return fn.flip(crop, horizontal=mirror)
+
+
+def build_file_pipeline(
+    source: Callable[[], tuple[Any, ...]],
+    *,
+    read: bool,
+    images: int,
+    num_views: int,
+    augment: AugmentConfig,
+    device: torch.device,
+    num_threads: int,
+    prefetch: int,
+    hw_decoder_load: float,
+) -> Any:
+    """A built pipeline with one output per view: float32 [images, size, size, 3], normalised.
+
+    Args:
+        source: gives a step's images (list of `path_array`, or of `encoded_array`), then the
+            `VIEW_INPUTS` of each view.
+        read: whether the images are paths.
+
+    View 0 is the weak one. The dynamic executor is pinned: a file that cannot be decoded then
+    costs its own step only. After that a new pipeline is needed, since tables stay on the host and
+    wait there for their views.
+    """
+    fn, _, pipeline_def = import_dali()
+    gpu = device.type == "cuda"
+    tables: list[deque[np.ndarray]] = [deque() for _ in range(num_views)]
+
+    def pixel_inputs() -> tuple[Any, ...]:
+        files, *inputs = source()
+        kept = [files, *inputs[:3]]
+        for v in range(1, num_views):
+            *crop, table = inputs[4 * v - 1 : 4 * v + 3]
+            kept += crop
+            tables[v].append(table)
+        return tuple(kept)
+
+    @pipeline_def
+    def pipeline() -> Any:
+        files, *inputs = fn.external_source(
+            source=pixel_inputs, num_outputs=1 + 3 * num_views, batch=True
+        )
+        decoded = decode(files, read=read, gpu=gpu, hw_decoder_load=hw_decoder_load)
+        outputs = []
+        for v in range(num_views):
+            view = crop_view(decoded, *inputs[3 * v : 3 * v + 3], size=augment.image_size)
+            if v:
+                view = strong_view(view, tables[v].popleft, gpu=gpu)
+            outputs.append(normalise(view, mean=augment.mean, std=augment.std))
+        return tuple(outputs)
+
+    pipe = pipeline(
+        batch_size=images,
+        num_threads=num_threads,
+        device_id=(device.index or 0) if gpu else None,
+        exec_dynamic=True,
+        prefetch_queue_depth=prefetch,
+    )
+    pipe.build()
+    return pipe
+
+
+def decoder_refuses(image: ImageSource, device: torch.device) -> str | None:
+    """Decode one file alone by the graph's own decoder; what it says, or None if all is well."""
+    fn, _, pipeline_def = import_dali()
+    gpu = device.type == "cuda"
+
+    @pipeline_def
+    def pipeline() -> Any:
+        encoded = fn.external_source(source=lambda: [encoded_array(image)], batch=True)
+        return decode(encoded, read=False, gpu=gpu)
+
+    pipe = pipeline(
+        batch_size=1,
+        num_threads=1,
+        device_id=(device.index or 0) if gpu else None,
+        exec_dynamic=True,
+        prefetch_queue_depth=1,
+    )
+    try:
+        pipe.build()
+        pipe.run()
+    except Exception as error:
+        return f"damaged: the decoder refuses it ({type(error).__name__})"
+    return None

@@ -1,0 +1,354 @@
+"""The loader that trains from image files: our draws name the paths and the crops."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from simpro_fast.config.data import DataConfig
+from simpro_fast.data.augment.crops import crop_words, random_crops
+from simpro_fast.data.augment.rand_augment import strong_table, weak_table
+from simpro_fast.data.batch import AugmentConfig, Batch, BatchLayout, StepCounter
+from simpro_fast.data.datasets.image_list import ImageListDataset
+from simpro_fast.data.files.decode import OK, UNREADABLE, check_file
+from simpro_fast.data.files.manifest import Row
+from simpro_fast.data.pipeline.array_loader import failure_reason
+from simpro_fast.data.pipeline.file_graph import (
+    build_file_pipeline,
+    decoder_refuses,
+    encoded_array,
+    path_array,
+)
+from simpro_fast.data.sampling.draws import StepDraws, StepSampler, Stream, below, raw_words
+from simpro_fast.data.sampling.labeled_order import labeled_order
+from simpro_fast.data.splits.split import Split
+from simpro_fast.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 100
+_MASK32 = np.uint64(0xFFFFFFFF)
+_KINDS = ("labeled", "unlabeled")
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A step whose inputs the pipeline has taken, or is about to take."""
+
+    step: int
+    indices: np.ndarray
+    """int64 [b + m]: rows of the data set."""
+    replaced: int
+    """How many of them stand in for a damaged image."""
+    inputs: tuple[Any, ...]
+    """The images (paths, or futures of lists of their bytes), then each view's `VIEW_INPUTS`."""
+
+
+def _read(rows: list[Row]) -> list[np.ndarray]:
+    return [encoded_array(row.image) for row in rows]
+
+
+class FileLoader:
+    """One rank's batches from files; implements `loader.Loader`.
+
+    A damaged file stops the run, or with on_bad_image=skip another image of the same set (of the
+    same class, if labeled) takes its place: a pure function of seed, step, position and attempt,
+    so that ranks and resumed runs agree without talking. A file that is gone always stops it.
+
+    If any image lies in a tar shard, all are read here, in threads and one step ahead of what the
+    pipeline asks for; else the pipeline reads them.
+    """
+
+    def __init__(
+        self,
+        data: DataConfig,
+        dataset: ImageListDataset,
+        split: Split,
+        *,
+        layout: BatchLayout,
+        augment: AugmentConfig,
+        seed: int,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        start_step: int,
+        num_threads: int,
+    ) -> None:
+        self._data, self._dataset, self._split = data, dataset, split
+        self._layout, self._augment, self._device = layout, augment, device
+        self._seed, self._rank, self._num_threads = seed, rank, num_threads
+        self._draws = StepSampler(
+            seed=seed,
+            labeled_order=labeled_order(
+                data, dataset.labels[split.labeled], dataset.num_classes, seed
+            ),
+            num_unlabeled=len(split.unlabeled),
+            labeled=layout.labeled,
+            unlabeled=layout.unlabeled,
+            labeled_views=layout.labeled_views,
+            strong_views=layout.strong_views,
+            rank=rank,
+            world_size=world_size,
+            augment=replace(augment, max_shift=0),  # crops of files are boxes,
+        )
+        self._rows = rows = dataset.manifest.rows
+        self._in_shards = any(row.member for row in rows)
+        self._width = np.array([row.width for row in rows], np.int64)
+        self._height = np.array([row.height for row in rows], np.int64)
+        self._counter = StepCounter(start_step)
+        self._source_step = start_step
+        self._ahead: deque[_Prepared] = deque()
+        self._waiting: deque[_Prepared] = deque()
+        self._failure: str | None = None
+        self._bad: set[int] = set()
+        self.replaced = 0
+        """Images of the batches handed out so far that stand in for a damaged one."""
+        # See ArrayLoader: this thread's pool of torch threads must exist before the pipeline's.
+        torch.get_num_threads()
+        self._readers: ThreadPoolExecutor | None = None
+        self._pipe: Any = self._build()
+
+    def next(self, step: int) -> Batch:
+        if self._pipe is None:
+            raise UserError(f"data of step {step}: {self._failure or 'the loader is closed'}")
+        self._counter.take(step)
+        while True:
+            try:
+                outputs = self._run()
+                break
+            except Exception as error:
+                self._recover(step, error)
+        prepared = self._waiting.popleft()
+        if prepared.step != step:
+            raise RuntimeError(f"views of step {step} met the labels of step {prepared.step}")
+        self.replaced += prepared.replaced
+        b, layout, labels = self._layout.labeled, self._layout, self._dataset.labels
+        parts = [view[:b] for view in outputs[: layout.labeled_views]]
+        parts += [view[b:] for view in outputs]
+        # The copy also ends the dependence on the pipeline's memory.
+        views = torch.cat(parts).permute(0, 3, 1, 2)
+        targets, truth = np.split(labels[prepared.indices], [b])
+        return Batch(
+            step=step,
+            views=views,
+            targets=torch.from_numpy(targets).to(self._device, non_blocking=True),
+            truth=torch.from_numpy(truth).to(self._device, non_blocking=True),
+        )
+
+    def describe(self, step: int) -> dict[str, Any]:
+        draws = self._draws(step)
+        indices, _ = self._images(draws)
+        labeled, unlabeled = np.split(indices, [self._layout.labeled])
+        return {
+            "step": step,
+            "labeled": labeled.tolist(),
+            "unlabeled": unlabeled.tolist(),
+            "paths": [str(self._rows[i].image) for i in indices],
+            "labeled_views": draws.labeled_views.as_lists(),
+            "unlabeled_views": draws.unlabeled_views.as_lists(),
+            "labeled_boxes": self._boxes(step, 0, labeled).tolist(),
+            "unlabeled_boxes": self._boxes(step, 1, unlabeled).tolist(),
+        }
+
+    def close(self) -> None:
+        pipe, self._pipe = self._pipe, None
+        del pipe  # the last reference: its threads end here
+        if self._readers is not None:
+            self._readers.shutdown(cancel_futures=True)
+            self._readers = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_pipe", None) is not None:
+            self.close()
+
+    def _build(self) -> Any:
+        layout = self._layout
+        if self._in_shards:
+            self._readers = ThreadPoolExecutor(self._num_threads)
+        return build_file_pipeline(
+            self._source,
+            read=not self._in_shards,
+            images=layout.labeled + layout.unlabeled,
+            num_views=1 + layout.strong_views,
+            augment=self._augment,
+            device=self._device,
+            num_threads=self._num_threads,
+            prefetch=self._data.prefetch,
+            hw_decoder_load=self._data.hw_decoder_load,
+        )
+
+    def _run(self) -> list[torch.Tensor]:
+        if self._device.type == "cuda":
+            outputs = self._pipe.run(torch.cuda.current_stream(self._device))
+        else:
+            outputs = self._pipe.run()
+        return [torch.from_dlpack(output.as_tensor()) for output in outputs]
+
+    def _recover(self, step: int, error: Exception) -> None:
+        """Find the files that failed the step; leave them out and start again there, or raise."""
+        reason = self._failure or failure_reason(error)
+        found = {} if self._failure else self._damaged(step)
+        self.close()
+        gone = [i for i, status in found.items() if status.startswith(UNREADABLE)]
+        if found and not gone and self._data.on_bad_image == "skip":
+            for index, status in found.items():
+                logger.warning("step %d: skipped %s: %s", step, self._rows[index].image, status)
+            self._bad |= found.keys()
+            self._ahead.clear()
+            self._waiting.clear()
+            self._source_step = step
+            self._pipe = self._build()
+            return
+        if found:
+            index = gone[0] if gone else next(iter(found))
+            cure = "restore it" if gone else "repair it, set data.on_bad_image=skip"
+            image = self._rows[index].image
+            reason = f"{image}: {found[index]}; {cure}, or run launch/prepare.py again"
+        self._failure = reason
+        raise UserError(f"data of step {step}: {reason}") from error
+
+    def _damaged(self, step: int) -> dict[int, str]:
+        """Files of a step that cannot be decoded, one by one: data set row to reason."""
+        indices = dict.fromkeys(self._images(self._draws(step))[0].tolist())
+        statuses = {i: check_file(self._rows[i].image).status for i in indices}
+        found = {i: status for i, status in statuses.items() if status != OK}
+        if not found:
+            for i in indices:
+                refused = decoder_refuses(self._rows[i].image, self._device)
+                if refused is not None:
+                    found[i] = refused
+        return found
+
+    def _images(self, draws: StepDraws) -> tuple[np.ndarray, int]:
+        """Data set rows int64 [b + m] of a step with damaged ones replaced, and how many were."""
+        indices = np.concatenate(
+            [
+                self._split.labeled[draws.labeled_positions],
+                self._split.unlabeled[draws.unlabeled_positions],
+            ]
+        )
+        if not self._bad:
+            return indices, 0
+        bad = [j for j, i in enumerate(indices.tolist()) if i in self._bad]
+        b = self._layout.labeled
+        for j in bad:
+            kind = int(j >= b)
+            position = self._rank * (self._layout.unlabeled if kind else b) + j - kind * b
+            indices[j] = self._replacement(draws.step, kind, position, int(indices[j]))
+        return indices, len(bad)
+
+    def _replacement(self, step: int, kind: int, position: int, index: int) -> int:
+        """Another image in place of row `index` at a global position of a step."""
+        members = (self._split.labeled, self._split.unlabeled)[kind]
+        if kind == 0:
+            members = members[self._dataset.labels[members] == self._dataset.labels[index]]
+        for attempt in range(ATTEMPTS):
+            word = raw_words(
+                self._seed,
+                Stream.REPLACEMENT,
+                step,
+                start_block=position,
+                count=1,
+                lane=2 * attempt + kind,
+            )
+            candidate = int(members[below(word & _MASK32, len(members))[0]])
+            if candidate not in self._bad:
+                return candidate
+        raise UserError(
+            f"{self._rows[index].image} is damaged, and so are {ATTEMPTS} {_KINDS[kind]} images "
+            "drawn in its place; repair the data set"
+        )
+
+    def _source(self) -> tuple[Any, ...]:
+        """Inputs of the next step; the pipeline asks `data.prefetch` steps ahead."""
+        step = self._source_step
+        try:
+            # The next step's files are read while this one is decoded and trained on.
+            while len(self._ahead) < 1 + self._in_shards:
+                self._ahead.append(self._prepare(self._draws(step + len(self._ahead))))
+        except Exception as error:
+            self._failure = f"the draws of step {step} failed: {error}"
+            raise
+        prepared = self._ahead.popleft()
+        self._source_step += 1
+        self._waiting.append(replace(prepared, inputs=()))
+        images, *parameters = prepared.inputs
+        if self._readers:
+            images = [image for part in images for image in part.result()]
+        return images, *parameters
+
+    def _boxes(self, step: int, kind: int, indices: np.ndarray) -> np.ndarray:
+        """Crops float64 [views * n, 4] of one kind of images, view-major."""
+        layout, data = self._layout, self._data
+        num_views = (layout.labeled_views, 1 + layout.strong_views)[kind]
+        count = len(indices)
+        draws = crop_words(
+            self._seed,
+            (Stream.AUGMENT_LABELED, Stream.AUGMENT_UNLABELED)[kind],
+            step,
+            start=self._rank * count,
+            count=count,
+            num_views=num_views,
+        )
+        boxes = []
+        for view, part in enumerate(np.split(draws, num_views)):
+            scale = data.strong_scale if view else data.weak_scale
+            width, height = self._width[indices], self._height[indices]
+            boxes.append(random_crops(part, width, height, scale=scale, ratio=data.crop_ratio))
+        return np.concatenate(boxes)
+
+    def _prepare(self, draws: StepDraws) -> _Prepared:
+        layout, side = self._layout, self._augment.image_size
+        indices, replaced = self._images(draws)
+        parts = []
+        for kind, (rows, views) in enumerate(
+            zip(
+                np.split(indices, [layout.labeled]),
+                (draws.labeled_views, draws.unlabeled_views),
+                strict=True,
+            )
+        ):
+            boxes = self._boxes(draws.step, kind, rows)
+            table = strong_table(views, cutout=self._augment.cutout, width=side, height=side)
+            parts.append((len(rows), boxes, views.flip, table))
+        drawn = [self._rows[i] for i in indices]
+        if self._readers:
+            # One task a thread: with one a file, handing over would cost more than reading.
+            size = -(-len(drawn) // self._num_threads)
+            chunks = [drawn[start : start + size] for start in range(0, len(drawn), size)]
+            inputs: list[Any] = [[self._readers.submit(_read, chunk) for chunk in chunks]]
+        else:
+            inputs = [[path_array(row.path) for row in drawn]]
+        for view in range(1 + layout.strong_views):
+            per_kind = [self._view_inputs(view, *part) for part in parts]
+            joined = [np.concatenate(arrays) for arrays in zip(*per_kind, strict=True)]
+            # The weak view has no table. DALI takes C order only, which joining lost.
+            inputs += [np.ascontiguousarray(array) for array in joined[: 4 if view else 3]]
+        return _Prepared(draws.step, indices, replaced, tuple(inputs))
+
+    @staticmethod
+    def _view_inputs(
+        view: int, count: int, boxes: np.ndarray, flip: np.ndarray, table: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
+        """`VIEW_INPUTS` of one view of the images of one kind.
+
+        All images of a pipeline have the same number of views; where a kind has fewer (labeled
+        ones have no second strong view), the surplus ones cost next to nothing and are dropped.
+        """
+        rows = slice(view * count, (view + 1) * count)
+        if rows.stop > len(boxes):
+            corner = np.zeros((count, 2), np.float32)
+            return corner, corner + 1, np.zeros(count, np.int32), weak_table(count)
+        box = boxes[rows].astype(np.float32)
+        return (
+            box[:, [1, 0]],
+            box[:, [3, 2]],
+            flip[rows].astype(np.int32),
+            table[rows],
+        )

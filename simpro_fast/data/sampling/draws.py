@@ -1,0 +1,324 @@
+"""All randomness of the data: pure functions of (seed, stream, step, position).
+
+Numbers come from numpy's Philox-4x64 (Salmon et al., "Parallel random numbers: as easy as
+1, 2, 3", SC 2011) as raw 64-bit words. The key is (seed, stream); the 256-bit counter is
+(block, step, lane, purpose), with four words to a block. So any word is found without drawing
+those before it: a rank computes its own slice only, a resumed run needs no saved state, and the
+words of a view depend on neither the batch size nor the number of views or ranks.
+
+Integers below n are (u * n) >> 32 for a 32-bit u, coins and signs are single bits: no rejection,
+so slices stay aligned, and nothing depends on how numpy's distributions are written.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+import numpy as np
+
+from simpro_fast.data.batch import AugmentConfig
+
+Array = np.ndarray
+
+WORDS_PER_VIEW = 12
+"""64-bit words of a view, a multiple of 4: 5 for the policy, 7 for crops of files (boxes.py)."""
+STORED_PERMUTATION_MAX = 1 << 20
+"""Largest set whose permutation of a pass is kept in memory (8 bytes an image)."""
+LOWEST_LEVEL, LEVELS = 1, 9
+"""RandAugment levels 1..9; the published code draws below its upper end of 10."""
+NUM_OPERATIONS = 14
+"""Of the strong policy, see rand_augment.Operation."""
+OPERATIONS_PER_VIEW = 2
+
+_MASK32 = np.uint64(0xFFFFFFFF)
+
+
+class Stream(IntEnum):
+    """Independent random streams of one seed. Numbers are part of a run's identity: only append."""
+
+    ORDER_LABELED = 0
+    ORDER_UNLABELED = 1
+    CLASS_CHOICE = 2
+    AUGMENT_LABELED = 3
+    AUGMENT_UNLABELED = 4
+    REPLACEMENT = 7
+
+
+class _Purpose(IntEnum):
+    """Last word of the counter: keeps the uses of one stream apart."""
+
+    WORDS = 0
+    SORT_KEYS = 1
+    ROUND_KEYS = 2
+
+
+def raw_words(
+    seed: int,
+    stream: Stream,
+    step: int,
+    *,
+    start_block: int = 0,
+    count: int,
+    lane: int = 0,
+    purpose: int = _Purpose.WORDS,
+) -> Array:
+    """`count` random words uint64 from block `start_block` (four words each) of a step."""
+    generator = np.random.Philox(
+        key=np.array([seed, stream], np.uint64),
+        counter=np.array([start_block, step, lane, purpose], np.uint64),
+    )
+    return generator.random_raw(count)
+
+
+def below(u32: Array, n: int | Array) -> Array:
+    """Map 32-bit words (in uint64) to int64 0..n-1 by (u * n) >> 32."""
+    return ((u32 * np.asarray(n, np.uint64)) >> np.uint64(32)).astype(np.int64)
+
+
+class Permutation:
+    """A keyed pseudo-random permutation of 0..n-1, evaluated at any positions.
+
+    Small sets: the stable argsort of Philox words. Large ones: a balanced Feistel network on the
+    next even number of bits, re-applied while it leaves the range ("cycle walking", Black and
+    Rogaway, CT-RSA 2002), which needs no memory.
+    """
+
+    ROUNDS = 8
+
+    def __init__(
+        self,
+        n: int,
+        seed: int,
+        stream: Stream,
+        pass_index: int,
+        *,
+        stored_max: int = STORED_PERMUTATION_MAX,
+    ) -> None:
+        self.n = n
+        self._order: Array | None = None
+        if n <= stored_max:
+            keys = raw_words(seed, stream, pass_index, count=n, purpose=_Purpose.SORT_KEYS)
+            self._order = np.argsort(keys, kind="stable")
+        else:
+            self._half_bits = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
+            self._half_mask = np.uint64((1 << int(self._half_bits)) - 1)
+            self._round_keys = raw_words(
+                seed, stream, pass_index, count=self.ROUNDS, purpose=_Purpose.ROUND_KEYS
+            )
+
+    def __call__(self, positions: Array) -> Array:
+        """Images int64 at `positions` (int64, each in 0..n-1)."""
+        if self._order is not None:
+            return self._order[positions]
+        values = self._feistel(positions.astype(np.uint64))
+        outside = np.flatnonzero(values >= self.n)
+        while outside.size:
+            values[outside] = self._feistel(values[outside])
+            outside = outside[values[outside] >= self.n]
+        return values.astype(np.int64)
+
+    def _feistel(self, values: Array) -> Array:
+        left, right = values >> self._half_bits, values & self._half_mask
+        for key in self._round_keys:
+            left, right = right, left ^ (_mix(right ^ key) & self._half_mask)
+        return (left << self._half_bits) | right
+
+
+def _mix(words: Array) -> Array:
+    """SplitMix64's finaliser (Steele, Lea and Flood, OOPSLA 2014): every bit depends on all."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+class ShuffledOrder:
+    """An endless order of n images: one permutation per pass, passes joined without a gap.
+
+    Every image is served once per pass, batches are always full, and a set smaller than a batch
+    simply goes through several passes in it.
+    """
+
+    _CACHED_PASSES = 4
+
+    def __init__(self, n: int, seed: int, stream: Stream) -> None:
+        if n < 1:
+            raise ValueError("an order needs at least one image")
+        self.n = n
+        self._seed = seed
+        self._stream = stream
+        self._passes: OrderedDict[int, Permutation] = OrderedDict()
+
+    def __call__(self, start: int, count: int) -> Array:
+        """Images int64 [count] at global positions start..start+count-1."""
+        parts = []
+        position, end = start, start + count
+        while position < end:
+            pass_index, offset = divmod(position, self.n)
+            length = min(self.n - offset, end - position)
+            parts.append(self._pass(pass_index)(np.arange(offset, offset + length)))
+            position += length
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def _pass(self, index: int) -> Permutation:
+        permutation = self._passes.get(index)
+        if permutation is None:
+            permutation = Permutation(self.n, self._seed, self._stream, index)
+            self._passes[index] = permutation
+            while len(self._passes) > self._CACHED_PASSES:
+                self._passes.popitem(last=False)
+        return permutation
+
+
+@dataclass(frozen=True)
+class AugmentParams:
+    """Augmentation parameters of n views; row r of every field belongs to view r."""
+
+    flip: Array
+    """bool [n]: mirror horizontally (before the crop)."""
+    shift: Array
+    """int64 [n, 2]: crop offset (y, x) in the reflect-padded image, 0..2*shift."""
+    operation: Array
+    """int64 [n, 2]: RandAugment operations in order of application, 0..13."""
+    level: Array
+    """int64 [n, 2]: 1..9."""
+    apply: Array
+    """bool [n, 2]: the coin; false leaves the image as it is."""
+    negative: Array
+    """bool [n, 2]: the sign of geometric operations."""
+    cutout_centre: Array
+    """float64 [n, 2]: (y, x) in pixels, uniform in [0, side)."""
+
+    def __len__(self) -> int:
+        return len(self.flip)
+
+    def as_lists(self) -> dict[str, list]:
+        """Plain lists for a report."""
+        return {field.name: getattr(self, field.name).tolist() for field in fields(self)}
+
+    @classmethod
+    def from_lists(cls, lists: dict[str, list]) -> AugmentParams:
+        """The inverse of `as_lists`."""
+        return cls(**{field.name: np.asarray(lists[field.name]) for field in fields(cls)})
+
+
+def augment_params(
+    seed: int,
+    stream: Stream,
+    step: int,
+    *,
+    start: int,
+    count: int,
+    num_views: int,
+    augment: AugmentConfig,
+) -> AugmentParams:
+    """Parameters of `num_views` views of the positions start..start+count-1 of a step.
+
+    Rows are view-major, [num_views * count]. View v has its own lane of the counter, so that
+    neither the number of views nor the batch size changes what a view gets.
+    """
+    words = np.concatenate(
+        [
+            raw_words(
+                seed,
+                stream,
+                step,
+                start_block=start * WORDS_PER_VIEW // 4,
+                count=count * WORDS_PER_VIEW,
+                lane=view,
+            ).reshape(count, WORDS_PER_VIEW)
+            for view in range(num_views)
+        ]
+    )
+    low, high = words & _MASK32, words >> np.uint64(32)
+    bits = (words[:, 4, None] >> np.arange(5, dtype=np.uint64)) & np.uint64(1) != 0
+    return AugmentParams(
+        flip=bits[:, 0] & augment.flip,
+        shift=below(np.stack([low[:, 0], high[:, 0]], axis=1), 2 * augment.max_shift + 1),
+        operation=below(low[:, 1:3], NUM_OPERATIONS),
+        level=below(high[:, 1:3], LEVELS) + LOWEST_LEVEL,
+        apply=bits[:, 1:3],
+        negative=bits[:, 3:5],
+        cutout_centre=np.stack([low[:, 3], high[:, 3]], axis=1) * (augment.image_size / 2.0**32),
+    )
+
+
+@dataclass(frozen=True)
+class StepDraws:
+    """Everything random about one rank's share of one step."""
+
+    step: int
+    labeled_positions: Array
+    """int64 [b]: places in the labeled list of the split."""
+    unlabeled_positions: Array
+    """int64 [m]: places in the unlabeled list of the split."""
+    labeled_views: AugmentParams
+    """[L*b] rows, view-major; view 0 is the weak one."""
+    unlabeled_views: AugmentParams
+    """[(1+V)*m] rows, view-major; view 0 is the weak one."""
+
+
+class StepSampler:
+    """The draws of any step for one rank; calling it twice gives the same answer.
+
+    Args:
+        seed: of the run; every stream follows from it.
+        labeled_order: of the labeled index list, see `sampling.labeled_order`.
+        num_unlabeled: length M of the unlabeled index list.
+        labeled, unlabeled: images per rank and step (b, m).
+        labeled_views: L, views of a labeled image. strong_views: V of an unlabeled one.
+        rank: this rank's slice of the global batch.
+        augment: ranges of the augmentation parameters.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        labeled_order: Callable[[int, int], Array],
+        num_unlabeled: int,
+        labeled: int,
+        unlabeled: int,
+        labeled_views: int,
+        strong_views: int,
+        rank: int,
+        world_size: int,
+        augment: AugmentConfig,
+    ) -> None:
+        self._seed = seed
+        self._labeled, self._unlabeled = labeled, unlabeled
+        self._labeled_views, self._unlabeled_views = labeled_views, 1 + strong_views
+        self._rank, self._world_size = rank, world_size
+        self._augment = augment
+        self._labeled_order = labeled_order
+        self._unlabeled_order = ShuffledOrder(num_unlabeled, seed, Stream.ORDER_UNLABELED)
+
+    def __call__(self, step: int) -> StepDraws:
+        """This rank's draws of `step` (counted from 0)."""
+        global_start = step * self._world_size + self._rank
+        return StepDraws(
+            step=step,
+            labeled_positions=self._labeled_order(global_start * self._labeled, self._labeled),
+            unlabeled_positions=self._unlabeled_order(
+                global_start * self._unlabeled, self._unlabeled
+            ),
+            labeled_views=self._views(
+                Stream.AUGMENT_LABELED, step, self._labeled, self._labeled_views
+            ),
+            unlabeled_views=self._views(
+                Stream.AUGMENT_UNLABELED, step, self._unlabeled, self._unlabeled_views
+            ),
+        )
+
+    def _views(self, stream: Stream, step: int, count: int, num_views: int) -> AugmentParams:
+        return augment_params(
+            self._seed,
+            stream,
+            step,
+            start=self._rank * count,
+            count=count,
+            num_views=num_views,
+            augment=self._augment,
+        )

@@ -1,0 +1,166 @@
+"""The index lists of an experiment, and their files `split.json` and `split.npz`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.errors import UserError
+from simpro_fast.utils.atomic_write import replacing
+
+JSON_NAME = "split.json"
+NPZ_NAME = "split.npz"
+LISTS = ("labeled", "unlabeled", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Index lists of one experiment; class-major and ascending unless they came from a file."""
+
+    labeled: np.ndarray
+    """int64 [N] into the data set's `images`."""
+    unlabeled: np.ndarray
+    """int64 [M] into `images`, or into `unlabeled_images` where the set has such a part."""
+    test: np.ndarray
+    """int64 [T] into `test_images`, or into `images` where the set has no test part."""
+    labeled_counts: tuple[int, ...]
+    """Per class."""
+    unlabeled_counts: tuple[int, ...] | None
+    """Per class, None where the true labels are unknown; for reports, never for training."""
+    test_counts: tuple[int, ...]
+    """Per class."""
+    overlap: bool
+    """Whether the unlabeled set holds the labeled images as well."""
+
+    def hash(self) -> str:
+        """sha256 over the little-endian int64 lists labeled, unlabeled, test."""
+        digest = hashlib.sha256()
+        for indices in (self.labeled, self.unlabeled, self.test):
+            digest.update(np.ascontiguousarray(indices, dtype="<i8").data)
+        return digest.hexdigest()
+
+    def summary(self) -> str:
+        """One line for the log: sizes, whether the sets overlap, hash."""
+        relation = "includes the labeled images" if self.overlap else "disjoint from labeled"
+        return (
+            f"split: {len(self.labeled)} labeled, {len(self.unlabeled)} unlabeled ({relation}), "
+            f"{len(self.test)} test images, sha256 {self.hash()[:12]}"
+        )
+
+
+def with_counts(
+    labeled: np.ndarray,
+    unlabeled: np.ndarray,
+    test: np.ndarray,
+    dataset: ArrayDataset,
+    overlap: bool,
+) -> Split:
+    """The split of these dataset rows (int64, as in `Split`), with its images per class."""
+    test_source = dataset.labels if dataset.test_labels is None else dataset.test_labels
+    truth = dataset.unlabeled_truth(unlabeled)
+    return Split(
+        labeled=labeled,
+        unlabeled=unlabeled,
+        test=test,
+        labeled_counts=_count(dataset.labels[labeled], dataset.num_classes),
+        unlabeled_counts=(None if (truth < 0).any() else _count(truth, dataset.num_classes)),
+        test_counts=_count(test_source[test], dataset.num_classes),
+        overlap=overlap,
+    )
+
+
+def _count(labels: np.ndarray, num_classes: int) -> tuple[int, ...]:
+    return tuple(np.bincount(labels, minlength=num_classes).tolist())
+
+
+def save_split(split: Split, run_dir: Path, dataset: ArrayDataset | None = None) -> None:
+    """Write `split.npz` (index lists) and `split.json` (counts, hash), each atomically.
+
+    Args:
+        split: the split.
+        run_dir: existing folder.
+        dataset: if given, its name and class names go into the JSON file.
+    """
+    arrays = {name: getattr(split, name).astype("<i8") for name in LISTS}
+    description = {
+        "dataset": dataset.name if dataset else None,
+        "class_names": list(dataset.class_names) if dataset else None,
+        "num_labeled": len(split.labeled),
+        "num_unlabeled": len(split.unlabeled),
+        "num_test": len(split.test),
+        "labeled_counts": list(split.labeled_counts),
+        "unlabeled_counts": None if split.unlabeled_counts is None else [*split.unlabeled_counts],
+        "test_counts": list(split.test_counts),
+        "overlap": split.overlap,
+        "hash": split.hash(),
+    }
+    with replacing(run_dir / NPZ_NAME) as file:
+        np.savez(file, **arrays)
+    with replacing(run_dir / JSON_NAME) as file:
+        file.write((json.dumps(description, indent=1) + "\n").encode())
+
+
+def load_split(run_dir: Path) -> Split:
+    """Read the split that `save_split` wrote.
+
+    Raises:
+        UserError: a file is missing or damaged, or the lists do not have the recorded hash.
+    """
+    path = run_dir / JSON_NAME
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+        truth = described["unlabeled_counts"]
+        lists = read_lists(run_dir / NPZ_NAME)
+        split = Split(
+            labeled=lists["labeled"],
+            unlabeled=lists["unlabeled"],
+            test=lists["test"],
+            labeled_counts=tuple(described["labeled_counts"]),
+            unlabeled_counts=None if truth is None else tuple(truth),
+            test_counts=tuple(described["test_counts"]),
+            overlap=described["overlap"],
+        )
+        recorded = described["hash"]
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: damaged ({type(error).__name__}: {error})") from None
+    if split.hash() != recorded:
+        raise UserError(
+            f"{run_dir / NPZ_NAME}: its lists have sha256 {split.hash()[:12]}, {JSON_NAME} "
+            f"records {recorded[:12]}; the two files do not belong together"
+        )
+    return split
+
+
+_BROKEN_FILE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
+
+
+def read_lists(path: Path) -> dict[str, np.ndarray]:
+    """The int64 lists of an npz file; nothing in it is unpickled."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            lists = {name: np.asarray(file[name]) for name in LISTS if name in file}
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such split file") from None
+    except (*_BROKEN_FILE, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path}: not an npz file of index lists ({type(error).__name__})"
+        ) from None
+    for name in ("labeled", "unlabeled"):
+        if name not in lists:
+            raise UserError(f"{path}: has no list `{name}`")
+    for name, indices in lists.items():
+        if indices.ndim != 1 or (indices.dtype.kind not in "iu" and len(indices)):
+            raise UserError(
+                f"{path}: {name} is {indices.dtype} {list(indices.shape)}, expected a list of "
+                "integers"
+            )
+    return {name: indices.astype(np.int64) for name, indices in lists.items()}

@@ -1,0 +1,130 @@
+"""Which rank failed first, and why: every rank tells the others through the run directory.
+
+A rank that fails closes its connections, and all that its peers see is a traceback about a lost
+socket. So it leaves a note first, and they turn the lost connection into one line about it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from simpro_fast.distributed.process_group import Ranks
+from simpro_fast.errors import UserError
+from simpro_fast.utils.atomic_write import write_json
+
+NOTE_DELAY = 2.0
+"""Seconds that a note may need to become visible over a network file system."""
+_LOST = (
+    *("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed"),
+    *("/gloo/", "NCCL error", "ncclRemoteError", "ncclSystemError", "remote process exited"),
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What ended a rank."""
+
+    rank: int
+    host: str
+    step: int
+    """Steps completed by then."""
+    kind: str
+    """`error`, `stalled`, `interrupted` or `preempted`."""
+    message: str
+    exit_code: int
+    time: float
+    """Seconds since 1970 on that rank's machine."""
+
+    @classmethod
+    def of(cls, rank: int, step: int, kind: str, message: str, exit_code: int) -> Failure:
+        """A failure here and now."""
+        return cls(rank, socket.gethostname(), step, kind, message, exit_code, time.time())
+
+    def __str__(self) -> str:
+        what = {"error": "failed first", "preempted": "was preempted"}.get(self.kind, self.kind)
+        return f"rank {self.rank} on {self.host} {what} after step {self.step}: {self.message}"
+
+
+class FailureNotes:
+    """The notes of all ranks of this launch, files in `folder`.
+
+    A token that the ranks share tells them from notes of an earlier launch. All ranks must
+    construct it together.
+    """
+
+    def __init__(self, folder: Path, ranks: Ranks) -> None:
+        self._folder = folder
+        self._rank = ranks.rank
+        token = int.from_bytes(os.urandom(6), "big") if ranks.is_main else 0
+        shared = torch.tensor([token], dtype=torch.int64, device=ranks.device)
+        self._token = int(ranks.sum(shared).item())
+
+    def leave(self, failure: Failure) -> None:
+        """Write this rank's note. A disk that refuses it is not what the user has to hear of."""
+        note = {**asdict(failure), "launch": self._token}
+        try:
+            write_json(self._folder / f"rank{self._rank}.json", note)
+        except (OSError, UserError):
+            return
+
+    def first(self, wait: float = 0.0) -> Failure | None:
+        """The earliest note of another rank, None if there is none within `wait` seconds."""
+        deadline = time.monotonic() + wait
+        while True:
+            found = self._read()
+            if found or time.monotonic() >= deadline:
+                return min(found, key=lambda failure: failure.time, default=None)
+            time.sleep(0.05)
+
+    def _read(self) -> list[Failure]:
+        if not self._folder.is_dir():
+            return []
+        found = []
+        names = {field.name for field in fields(Failure)}
+        for path in self._folder.glob("rank*.json"):
+            try:
+                note = json.loads(path.read_text(encoding="utf-8"))
+                if note["launch"] == self._token and path.stem != f"rank{self._rank}":
+                    found.append(Failure(**{k: v for k, v in note.items() if k in names}))
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # not a note of ours
+        return found
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether a collective failed because another rank, or the network, is gone."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(part in str(error) for part in _LOST)
+
+
+def is_mine_to_tell(failure: Failure, ranks: Ranks) -> bool:
+    """One line per machine, besides the failing rank's own; what a user asked for, once."""
+    if failure.kind in ("interrupted", "preempted"):
+        return ranks.is_main
+    return failure.rank == ranks.rank or ranks.local_rank == 0
+
+
+def line_about(failure: Failure, ranks: Ranks) -> str:
+    """How this rank tells a failure, its own or another one's."""
+    if failure.kind in ("interrupted", "preempted"):
+        return failure.message
+    where = f" [rank {ranks.rank}]" if ranks.world_size > 1 else ""
+    mine = failure.rank == ranks.rank
+    return f"error{where}: {failure.message if mine else failure}"
+
+
+def say(line: str) -> None:
+    """A line on stderr. Where a launcher has died there may be nobody to read it."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)

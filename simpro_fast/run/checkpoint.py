@@ -1,0 +1,204 @@
+"""Checkpoints: one world-size-free file per step, written whole or not at all.
+
+A file holds tensors and plain types only and is read with `weights_only=True`, so one from a
+stranger cannot run code. Its zip container carries checksums, which are verified before loading.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simpro_fast.config.schema import CheckpointConfig
+from simpro_fast.distributed.process_group import Ranks
+from simpro_fast.errors import ConfigError, PeerError, UserError
+from simpro_fast.utils.logs import FOUND_BY_ALL
+
+FORMAT = 1
+_NAME = re.compile(r"step_(\d{9})\.pt")
+logger = logging.getLogger(__name__)
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / f"step_{step:09d}.pt"
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoint files of a folder, newest step first."""
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if _NAME.fullmatch(p.name)), reverse=True)
+
+
+def step_of(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise UserError(f"{path} is not named like a checkpoint (step_000001000.pt)")
+    return int(match.group(1))
+
+
+def save_checkpoint(folder: Path, state: dict[str, Any], keep: int) -> Path:
+    """Write `state` as the checkpoint of `state["step"]` and keep the newest `keep` files.
+
+    The file appears under its name only when it is complete and on disk; a failure leaves all
+    earlier checkpoints as they are.
+
+    Raises:
+        UserError: the disk is full or the folder cannot be written.
+    """
+    path = checkpoint_path(folder, state["step"])
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in folder.glob(".step_*.tmp"):
+            stale.unlink(missing_ok=True)
+        with temporary.open("wb") as file:
+            torch.save({"format": FORMAT, **state}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(folder)
+    except (OSError, RuntimeError) as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(
+            f"cannot save checkpoint {path}: {error}; earlier checkpoints are kept. "
+            "Free disk space and start again to resume"
+        ) from error
+    for old in list_checkpoints(folder)[keep:]:
+        if old != path:
+            old.unlink(missing_ok=True)
+    return path
+
+
+def save_on_main(
+    folder: Path, state: dict[str, Any], config: CheckpointConfig, ranks: Ranks
+) -> bool:
+    """`save_checkpoint` on rank 0, while the others wait and learn whether there is a file.
+
+    Returns:
+        whether it was saved; never False with `checkpoint.on_error=stop`.
+
+    Raises:
+        UserError: it was not saved, with `checkpoint.on_error=stop`; on every rank.
+    """
+    refused: UserError | None = None
+    if ranks.is_main:
+        try:
+            save_checkpoint(folder, state, config.keep)
+        except UserError as error:
+            refused = error
+    failed = torch.tensor([float(refused is not None)], device=ranks.device)
+    if not ranks.sum(failed).item():
+        return True
+    if config.on_error == "stop":
+        step = state["step"]
+        raise refused or PeerError(f"rank 0 could not save the checkpoint of step {step}")
+    if refused is not None:
+        logger.warning("%s; training goes on (checkpoint.on_error=continue)", refused)
+    return False
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Load one file onto the CPU after verifying its checksums.
+
+    Raises:
+        UserError: missing, damaged, of another format, or holding anything but plain data.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise UserError(f"checkpoint {path} is damaged: checksum of {damaged} is wrong")
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"no checkpoint {path}") from None
+    except UserError:
+        raise
+    except Exception as error:  # torch raises many types for a broken or malicious file
+        # torch's own first line advises to switch the protection off.
+        refused = re.search(r"GLOBAL\s+([\w.]+)", str(error))
+        reason = (
+            f"it holds {refused[1]}, and loading that could run code"
+            if refused
+            else str(error).splitlines()[0][:200]
+        )
+        raise UserError(f"checkpoint {path} is damaged or unsafe: {reason}") from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        found = state.get("format") if isinstance(state, dict) else type(state).__name__
+        raise UserError(f"checkpoint {path} has format {found}, this version reads {FORMAT}")
+    return state
+
+
+def check_keys(path: Path, state: dict[str, Any], wanted: set[str]) -> None:
+    """Refuse a checkpoint that lacks a part of the state.
+
+    Raises:
+        UserError: naming the missing keys.
+    """
+    missing = sorted(wanted - set(state))
+    if missing:
+        raise UserError(f"checkpoint {path} lacks {', '.join(missing)}; it was not written by us")
+
+
+def newest_whole(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint that can be read; damaged newer ones are named in a warning.
+
+    Raises:
+        UserError: there are checkpoints and every one of them is damaged.
+    """
+    paths = list_checkpoints(folder)
+    for path in paths:
+        try:
+            return path, read_checkpoint(path)
+        except UserError as error:
+            rest = "; trying the one before" if path != paths[-1] else ""
+            logger.warning("%s%s", error, rest, extra=FOUND_BY_ALL)
+    if paths:
+        raise UserError(
+            f"every checkpoint in {folder} is damaged ({len(paths)} files); "
+            "move the run directory away to start again"
+        )
+    return None
+
+
+def find_checkpoint(resume: str, folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint that `checkpoint.resume` means, or None for a fresh start (`auto` only).
+
+    Args:
+        resume: `auto` or the path of a checkpoint file, of a checkpoints folder, or of a run.
+        folder: checkpoints folder of this run, searched by `auto`.
+
+    Raises:
+        ConfigError: neither a word nor a path that leads to a checkpoint; lists what is there.
+        UserError: the file, or every one in the folder, is damaged.
+    """
+    if resume == "auto":
+        return newest_whole(folder)
+    path = Path(resume)
+    if path.is_file():
+        return path, read_checkpoint(path)
+    for candidate in (path, path / "checkpoints"):
+        found = newest_whole(candidate)
+        if found is not None:
+            return found
+    near = next((p for p in (path, path.parent) if p.is_dir()), None)
+    allowed = "give auto, none, or the path of a checkpoint or a run"
+    if len(path.parts) == 1 and not path.exists():  # a word; the working directory tells nothing
+        raise ConfigError(f"checkpoint.resume={resume}: no such file or folder; {allowed}")
+    there = ", ".join(sorted(p.name for p in near.iterdir())[:20]) if near else ""
+    listing = f"{near} holds: {there or 'nothing'}" if near else f"{path.parent} does not exist"
+    raise ConfigError(f"checkpoint.resume={resume}: no checkpoint there; {listing}; {allowed}")
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,168 @@
+"""The run directory: what a run leaves behind, every file written whole."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import sys
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from simpro_fast.config import Config, dump_config
+from simpro_fast.distributed.process_group import Ranks
+from simpro_fast.errors import UserError
+from simpro_fast.fault_tolerance.watchdog import FOLDERS
+from simpro_fast.run.checkpoint import list_checkpoints, step_of
+from simpro_fast.utils.atomic_write import finite, read_json, write_atomically, write_json
+from simpro_fast.utils.logs import FOUND_BY_ALL
+from simpro_fast.utils.machine import machine_name
+from simpro_fast.utils.provenance import git_commit
+
+logger = logging.getLogger(__name__)
+
+_PACKAGES = (
+    "simpro_fast",
+    "torch",
+    "triton",
+    "nvidia-dali-cuda130",
+    "nvidia-dali-cuda120",
+    "deepspeed",
+    "numpy",
+    "pydantic",
+)
+
+
+class RunDirectory:
+    """Paths of one run and the append-only metrics file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = path / "metrics.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.summary = path / "summary.json"
+        self._unwritten: list[str] = []
+
+    def is_empty(self) -> bool:
+        """Whether nothing of a run is there; what ranks wrote for each other does not count."""
+        names = {p.name for p in self.path.iterdir()} if self.path.exists() else set()
+        return names <= set(FOLDERS)
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """The summary of a finished run, or None; a damaged one is named and counts as none."""
+        if not self.summary.is_file():
+            return None
+        try:
+            summary = read_json(self.summary)
+        except UserError as error:
+            logger.warning("%s: the run counts as unfinished", error, extra=FOUND_BY_ALL)
+            return None
+        return summary if isinstance(summary.get("steps"), int) else None
+
+    def start(
+        self, config: Config, ranks: Ranks, facts: dict[str, Any], weights: dict[str, Any] | None
+    ) -> None:
+        """Write what a fresh run starts with. Everything that can be refused has been by now.
+
+        Args:
+            facts: for environment.json, besides versions and machine.
+            weights: what `model.weights` filled.
+        """
+        logger.info("no checkpoint in %s: starting fresh", self.checkpoints)
+        self._describe(config, ranks, facts)
+        path = self.path / "weights.json"
+        if weights is None:
+            path.unlink(missing_ok=True)  # of an earlier start
+        else:
+            write_json(path, weights)
+        self._cut(0)
+
+    def go_on(
+        self, config: Config, ranks: Ranks, facts: dict[str, Any], checkpoint: Path, step: int
+    ) -> None:
+        """Write the same for a run that goes on from `checkpoint`, and cut its metrics there."""
+        logger.info("resumed from %s at step %d", checkpoint, step)
+        self._describe(config, ranks, facts)
+        own = checkpoint.resolve().parent == self.checkpoints.resolve()
+        # Another run's rows never were here.
+        if own and step >= config.train.period and not self.metrics.is_file():
+            logger.warning(
+                "%s is missing: its rows up to step %d are lost, it begins anew after that",
+                self.metrics,
+                step,
+            )
+        self._cut(step)
+
+    def _describe(self, config: Config, ranks: Ranks, facts: dict[str, Any]) -> None:
+        write_atomically(self.path / "config.yaml", dump_config(config))
+        write_json(self.path / "environment.json", {**environment(ranks), **facts})
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        """Add a row and those that could not be written before it: all of them, or none.
+
+        On disk when it returns, so that a checkpoint of this step never lacks its row.
+
+        Raises:
+            UserError: the disk refuses them; they are kept for the next call.
+        """
+        self._unwritten.append(json.dumps(finite(row), allow_nan=False) + "\n")
+        size = self.metrics.stat().st_size if self.metrics.exists() else 0
+        try:
+            with self.metrics.open("a", encoding="utf-8") as file:
+                file.writelines(self._unwritten)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            with suppress(OSError):
+                os.truncate(self.metrics, size)
+            raise UserError(
+                f"{self.metrics}: cannot be written ({error.strerror}); free some space"
+            ) from None
+        self._unwritten.clear()
+
+    def _cut(self, step: int) -> None:
+        """Put aside whatever was made after `step`: it is made again, perhaps differently."""
+        self.summary.unlink(missing_ok=True)
+        for path in list_checkpoints(self.checkpoints):
+            if step_of(path) > step:
+                logger.info("%s is later than step %d: put aside", path, step)
+                path.replace(path.with_suffix(".abandoned"))
+        if not self.metrics.is_file():
+            return
+        kept = []
+        lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
+        for number, line in enumerate(lines, start=1):
+            try:
+                later = json.loads(line)["step"] > step
+            except (ValueError, TypeError, KeyError):
+                if number < len(lines):  # a killed run leaves at most its last line cut short
+                    logger.warning("%s: line %d is damaged and left out", self.metrics, number)
+                continue
+            if not later:
+                kept.append(line + "\n")
+        write_atomically(self.metrics, "".join(kept))
+
+
+def environment(ranks: Ranks) -> dict[str, Any]:
+    """Versions, commit and machine: what is needed to understand a number later."""
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    versions["torch"] = torch.__version__  # with its build, which the package's metadata lacks
+    return {
+        "versions": versions,
+        "commit": git_commit(),
+        "machine": machine_name(),
+        "command": sys.argv,
+        "world_size": ranks.world_size,
+        "device": str(ranks.device),
+        "torch_threads": torch.get_num_threads(),
+    }

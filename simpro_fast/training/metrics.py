@@ -1,0 +1,82 @@
+"""Averages over a period, kept on the device so that no step waits for them."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from simpro_fast.distributed.process_group import Ranks
+from simpro_fast.methods import MethodOutput
+
+_SUMS = ("loss", "loss_labeled", "loss_unlabeled", "mask_rate")
+
+
+class Meter:
+    """Sums of one period: losses, mask rate, agreement of kept pseudo-labels with the truth.
+
+    The truth serves this diagnostic only; training never sees it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        # four sums of _SUMS, kept rows with known truth, of these the right ones, steps
+        self.sums = torch.zeros(len(_SUMS) + 3, dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def add(self, out: MethodOutput, truth: Tensor) -> None:
+        known = out.mask & (truth >= 0)
+        values = [getattr(out, name) for name in _SUMS]
+        values += [known.sum(), (known & (out.pseudo_labels == truth)).sum()]
+        self.sums += torch.stack([v.to(torch.float64) for v in values] + [self.sums.new_ones(())])
+
+    def finish(self, ranks: Ranks) -> dict[str, float | None]:
+        """Averages over all ranks and steps since the last call; clears the sums."""
+        *sums, known, right, steps = ranks.sum(self.sums.clone()).tolist()
+        self.sums.zero_()
+        averages: dict[str, float | None] = {
+            name: value / steps if steps else None for name, value in zip(_SUMS, sums, strict=True)
+        }
+        averages["pseudo_label_accuracy"] = 100.0 * right / known if known else None
+        return averages
+
+
+@dataclass
+class Stopwatch:
+    """Wall time of training steps, and the share of it spent waiting for data."""
+
+    steps: int = 0
+    training: float = 0.0
+    waiting: float = 0.0
+    _started: float = field(default=0.0, repr=False)
+
+    def start(self) -> None:
+        self._started = time.perf_counter()
+
+    def data_arrived(self) -> None:
+        self.waiting += time.perf_counter() - self._started
+
+    def stop(self) -> None:
+        self.training += time.perf_counter() - self._started
+        self.steps += 1
+
+    def views_per_second(self, views_per_step: int) -> float:
+        return self.steps * views_per_step / self.training if self.training else 0.0
+
+    def wait_fraction(self) -> float:
+        return self.waiting / self.training if self.training else 0.0
+
+
+def step_profiler(trace: Path | None) -> AbstractContextManager[Any]:
+    """torch's profiler over four steps after four others, written to `trace`; None: nothing."""
+    if trace is None:
+        return nullcontext()
+    return torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=2, warmup=2, active=4, repeat=1),
+        on_trace_ready=lambda profile: profile.export_chrome_trace(str(trace)),
+        record_shapes=True,
+    )

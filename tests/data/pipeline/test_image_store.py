@@ -1,0 +1,109 @@
+"""Images are gathered a batch at a time: no padded or re-ordered copy of the set is ever made."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.pipeline.image_store import ImageStore
+from simpro_fast.data.splits.build import make_split
+from simpro_fast.data.splits.split import Split
+from tests.data.toy_split import config, make_dataset
+
+CPU = torch.device("cpu")
+
+
+def noise(count: int, side: int = 8) -> np.ndarray:
+    return np.random.default_rng(count).integers(0, 256, (count, side, side, 3)).astype(np.uint8)
+
+
+def sets(own_pool: bool) -> tuple[ArrayDataset, Split]:
+    """40 images in 2 classes, and perhaps an unlabeled part of 30 more."""
+    dataset = replace(make_dataset([20, 20], [4, 4]), images=noise(40))
+    if own_pool:
+        dataset = replace(dataset, unlabeled_images=noise(30))
+    return dataset, make_split(config(), dataset, seed=1)
+
+
+@pytest.mark.parametrize("own_pool", [False, True], ids=["one pool", "own unlabeled part"])
+def test_images_are_those_of_the_index_lists(own_pool: bool) -> None:
+    dataset, split = sets(own_pool)
+    images = ImageStore(dataset, split, device=CPU, resident="auto")
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        labeled = rng.integers(0, len(split.labeled), 3)
+        unlabeled = rng.integers(0, len(split.unlabeled), 5)
+        expected = [
+            dataset.images[split.labeled[labeled]],
+            dataset.unlabeled_pool[split.unlabeled[unlabeled]],
+        ]
+        assert np.array_equal(images.gather(labeled, unlabeled).numpy(), np.concatenate(expected))
+
+
+@pytest.mark.parametrize("own_pool", [False, True], ids=["one pool", "own unlabeled part"])
+def test_the_device_holds_each_used_image_once(own_pool: bool) -> None:
+    """The layout of the array on the GPU, put together here on the host."""
+    dataset, split = sets(own_pool)
+    if not own_pool:
+        split = replace(split, unlabeled=np.concatenate([split.labeled, split.unlabeled]))
+    images = ImageStore(dataset, split, device=CPU, resident="auto")
+    used, labeled, unlabeled = images._used()
+    held = np.concatenate([dataset.images[used[0]], dataset.unlabeled_pool[used[1]]])
+    assert len(held) == len(split.unlabeled) + own_pool * len(split.labeled)
+    assert np.array_equal(held[labeled], dataset.images[split.labeled])
+    assert np.array_equal(held[unlabeled], dataset.unlabeled_pool[split.unlabeled])
+
+
+TRAIN_FROM_SPARSE = """
+import resource, sys
+import numpy as np, torch
+from simpro_fast.config.data import DataConfig
+from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.loader import build_loader
+from simpro_fast.data.datasets.image_list import select
+from simpro_fast.data.splits.build import make_split
+from simpro_fast.evaluation import evaluate
+side, count = 64, int(sys.argv[2])
+images = np.memmap(sys.argv[1], np.uint8, "r", shape=(count, side, side, 3))
+labels = np.arange(count) % 10
+dataset = ArrayDataset("sparse", images, labels, tuple("abcdefghij"), images, labels,
+                       (0.5,) * 3, (0.2,) * 3, True, images_sha256="0" * 64)
+data = DataConfig(name="sparse", labeled_max=count // 100, unlabeled_max=count // 20,
+                  gamma_labeled=1.0, batch_size=8, mu=4)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+dataset.fingerprint()
+split = make_split(data, dataset, 1)
+loader = build_loader(data, dataset, split, labeled_views=2, strong_views=2,
+                      seed=1, rank=0, world_size=1, device=torch.device("cpu"), start_step=0,
+                      num_threads=1)
+for step in range(3):
+    assert loader.next(step).views.shape == (2 * 8 + 3 * 32, 3, side, side)
+net = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 10))
+tested = np.arange(0, count, 1000)
+found = evaluate(net, select(dataset.test_images, tested), labels[tested], mean=dataset.mean,
+                 std=dataset.std, num_classes=10, device="cpu", batch_size=256)
+assert int(found.count.sum()) == len(tested)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_mapped_array_is_not_read_into_memory(tmp_path: Path) -> None:
+    """Fingerprint, split, batches and evaluation on a sparse file of 2 GB, all of it test images:
+    the process grows by a pipeline and the pages of what was drawn, not by the file."""
+    path, count, bytes_each = tmp_path / "sparse", 163_840, 3 * 64 * 64
+    with path.open("wb") as file:
+        file.truncate(count * bytes_each)
+    grown_kib = subprocess.run(
+        [sys.executable, "-c", TRAIN_FROM_SPARSE, str(path), str(count)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert int(grown_kib) / 1024 < 640, "MiB, a third of the file"

@@ -1,0 +1,169 @@
+"""Views to logits: the passes of every mode, batch norm between them, and what is left out."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from simpro_fast import FixMatch, SimPro
+from simpro_fast.config import parse_config
+from simpro_fast.config.schema import TrainConfig
+from simpro_fast.errors import ConfigError
+from simpro_fast.methods import MethodOutput
+from simpro_fast.training.view_forward import ViewForward, round_up
+
+LABELED, IMAGES, VIEWS, CLASSES = 4, 10, 2, 3
+ROWS = [LABELED, IMAGES, VIEWS * IMAGES]
+MODES = {
+    "concat": TrainConfig(),
+    "no_grad": TrainConfig(weak_forward="no_grad"),
+    "confident": TrainConfig(weak_forward="no_grad", strong_forward="confident"),
+    "padded": TrainConfig(weak_forward="no_grad", strong_forward="confident", compile="default"),
+}
+
+
+class RecordingEngine:
+    """Forward only, without an optimizer; `passes` holds (rows, with a graph) of every call."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.passes: list[tuple[int, bool]] = []
+
+    def forward(self, views: Tensor) -> Tensor:
+        self.passes.append((len(views), torch.is_grad_enabled()))
+        assert views.is_contiguous(memory_format=torch.channels_last)
+        logits: Tensor = self.module(views)
+        return logits
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8, momentum=0.1), nn.SiLU(), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(8 * 36, CLASSES)).double()
+
+
+def batch() -> Tensor:
+    g = torch.Generator().manual_seed(1)
+    views = torch.randn(sum(ROWS), 3, 8, 8, generator=g, dtype=torch.float64)
+    return views.contiguous(memory_format=torch.channels_last)
+
+
+def simpro(threshold: float) -> SimPro:
+    return SimPro([5, 3, 2], 1.0, threshold, strong_views=VIEWS)
+
+
+def run(
+    mode: str, model: nn.Module, views: Tensor, method: Any
+) -> tuple[MethodOutput, list[tuple[int, bool]]]:
+    """One step up to the gradients; the passes it took."""
+    engine: Any = RecordingEngine(model)
+    forward = ViewForward(engine, method, ROWS, MODES[mode], world_size=1)
+    labeled, weak, strong = forward(views)
+    out: MethodOutput = method(labeled, torch.arange(LABELED) % CLASSES, weak, strong)
+    out.loss.backward()
+    return out, engine.passes
+
+
+def threshold_keeping(kept: int) -> float:
+    """Between the confidences of the kept and the next image under frozen batch norm."""
+    with torch.no_grad():
+        weak = network().eval()(batch()[LABELED : LABELED + IMAGES])
+    method = simpro(0.5)
+    prior, _ = method.adjustments(torch.float64)
+    top = (weak + prior).softmax(1).amax(1).sort(descending=True).values
+    return float((top[kept - 1] + top[kept]) / 2)
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_passes_and_the_same_gradients_where_batch_norm_is_frozen(mode: str) -> None:
+    """Without batch statistics no row knows of another, so every mode is the published step."""
+    threshold = threshold_keeping(4)
+    model = network().eval()
+    reference = copy.deepcopy(model)
+    expected, _ = run("concat", reference, batch(), simpro(threshold))
+    method = simpro(threshold)
+    found, passes = run(mode, model, batch(), method)
+    second = {"no_grad": VIEWS * IMAGES, "confident": VIEWS * 4, "padded": VIEWS * 5}
+    if mode == "concat":
+        assert passes == [(sum(ROWS), True)]
+    else:
+        assert passes == [(IMAGES, False), (LABELED + second[mode], True)]
+    assert int(found.mask.sum()) == 4
+    for name in ("loss", "loss_labeled", "loss_unlabeled", "mask_rate", "class_mass"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+    for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    assert method.unlabeled_mass.sum() == pytest.approx(float(expected.class_mass.sum()))
+
+
+def test_strong_views_that_fail_the_mask_are_not_run() -> None:
+    views, threshold = batch(), threshold_keeping(4)
+    method = simpro(threshold)
+    mask = run("concat", network().eval(), views, method)[0].mask
+    views[LABELED + IMAGES :][~mask.repeat(VIEWS)] = torch.nan
+    model = network().train()
+    # The rows that are run come from a network in training: NaN in one would be in all of them.
+    model[1].eval()
+    out, _ = run("confident", model, views, method)
+    assert torch.isfinite(out.loss)
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("mode", ["confident", "padded"])
+@pytest.mark.parametrize("threshold", [1.01, 0.0])
+def test_nobody_and_everybody_confident(mode: str, threshold: float) -> None:
+    """Case 31: an all-masked step has an unlabeled loss of 0 and gradients from the labeled."""
+    model = network()
+    out, passes = run(mode, model, batch(), simpro(threshold))
+    strong = 0 if threshold > 1 else VIEWS * IMAGES
+    assert passes[1] == (LABELED + strong, True)
+    assert (float(out.loss_unlabeled) == 0) == (threshold > 1)
+    assert all(p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "confident"])
+def test_running_statistics_move_once_towards_both_passes(mode: str) -> None:
+    """With momentum m: (1 - m) old + m (mean of the passes, weighted by the published rows)."""
+    model, views = network(), batch()
+    views[LABELED : LABELED + IMAGES] += 1.0
+    norm, conv = model[1], model[0]
+    run(mode, model, views, simpro(0.0))
+    with torch.no_grad():
+        pixels = conv(views).transpose(0, 1)
+    weak = pixels[:, LABELED : LABELED + IMAGES].flatten(1)
+    others = torch.cat([pixels[:, :LABELED], pixels[:, LABELED + IMAGES :]], 1).flatten(1)
+    share = IMAGES / sum(ROWS)
+    mean = share * weak.mean(1) + (1 - share) * others.mean(1)
+    variance = share * weak.var(1) + (1 - share) * others.var(1)
+    torch.testing.assert_close(norm.running_mean, 0.1 * mean)
+    torch.testing.assert_close(norm.running_var, 0.9 + 0.1 * variance)
+    assert norm.momentum == 0.1, "the momentum is the network's own again"
+
+
+@pytest.mark.parametrize("kind", [SimPro, FixMatch])
+def test_confident_is_the_mask_of_the_method(kind: type) -> None:
+    method = kind([40, 15, 5], threshold=0.7, strong_views=1)
+    g = torch.Generator().manual_seed(3)
+    weak = 2 * torch.randn(200, 3, generator=g)
+    mask = method(weak[:2], torch.tensor([0, 1]), weak, weak).mask
+    assert 0 < mask.sum() < 200
+    assert torch.equal(method.confident(weak), mask)
+    assert not method.confident(torch.full((1, 3), torch.nan)).any()
+
+
+def test_sizes_of_a_compiled_network_are_few() -> None:
+    sizes = {round_up(number, 510) for number in range(511)}
+    assert sizes == {0, 128, 255, 383, 510}
+    assert all(round_up(n, 510) >= n for n in range(511))
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="weak_forward=no_grad"):
+        parse_config({"name": "x", "train": {"strong_forward": "confident"}})
+    engine: Any = RecordingEngine(network())
+    with pytest.raises(ConfigError, match=r"on 2 ranks.*strong_forward=all"):
+        ViewForward(engine, simpro(0.5), ROWS, MODES["padded"], world_size=2)
