@@ -18,6 +18,9 @@ MAX_TILE = 128
 MAX_ROW = 2048
 """Up to this many classes a row is one block in registers; beyond, blocks of columns."""
 
+REGISTERS_FOR = {4: 80, 8: 128, 16: 168, 32: 255}
+"""Registers that so many columns of a row in a lane get along with, in one or two warps."""
+
 
 class Problem(NamedTuple):
     """All that compiles another kernel."""
@@ -115,7 +118,7 @@ def _rows(problem: Problem) -> list[Plan]:
     plans = []
     for w, p in choices:
         if 1 <= w <= block // 128:
-            limit = {1: 255, 2: 168}.get(w, 128)
+            limit = 128 if w >= 4 else REGISTERS_FOR[block // (32 * w)]
             plans.append(Plan(w, limit, resident(w, limit), {"PREFETCH": p}))
     return plans
 
