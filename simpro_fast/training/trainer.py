@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from simpro_fast.config import Config
-from simpro_fast.data.batch import Loader, rank_layout
+from simpro_fast.data.batch import Batch, Loader, rank_layout
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.image_list import select
 from simpro_fast.data.datasets.registry import load_dataset
@@ -30,6 +30,7 @@ from simpro_fast.evaluation import Evaluation, evaluate, kl_divergence
 from simpro_fast.fault_tolerance.stop_requests import Preempted
 from simpro_fast.fault_tolerance.watchdog import Watchdog
 from simpro_fast.methods import MethodOutput
+from simpro_fast.methods.priors import COUNTS
 from simpro_fast.models import (
     ModelEMA,
     average_buffers,
@@ -47,6 +48,7 @@ from simpro_fast.training.build import build_loader_for, build_method_for, build
 from simpro_fast.training.metrics import Meter, Stopwatch, step_profiler
 from simpro_fast.training.micro_batch import join_outputs, split_batch
 from simpro_fast.training.state import History, gather_counts, scatter_counts
+from simpro_fast.training.step_graph import build_step_graph
 from simpro_fast.training.step_guard import NonFiniteLossError, StepGuard, refuse_non_finite
 from simpro_fast.training.view_forward import ViewForward
 from simpro_fast.utils.atomic_write import write_json
@@ -119,6 +121,25 @@ class Trainer:
         batch = self.loader.next(step)
         self.stopwatch.data_arrived()
 
+        lr, decay = learning_rate(config.optim, step, config.train.steps), self.ema.decay_at(step)
+        if self.step_graph is None:
+            out = self.learn(batch, lr, decay)
+        else:
+            out = self.step_graph(batch, lr, decay)
+            self.guard.watch(out.loss, step)
+        self.meter.add(out, batch.truth)
+        self.step = step + 1
+        if self.progress.due():
+            loss, mask_rate = float(out.loss.detach()), float(out.mask_rate)
+            self.progress.show(self.step, loss, mask_rate, self.kl_pi_u())
+        self.stopwatch.stop()
+
+    def learn(self, batch: Batch, lr: float | Tensor, decay: float | Tensor) -> MethodOutput:
+        """Losses, update of the weights and of their average, from one batch.
+
+        Args:
+            lr: learning rate of this step. decay: of the average; both numbers, or [].
+        """
         outputs: list[MethodOutput] = []
         for micro in split_batch(batch, self.layout, self.micro_batches):
             logits_labeled, logits_weak, logits_strong = self.forward(micro.views)
@@ -126,18 +147,14 @@ class Trainer:
             outputs.append(part)
             if len(outputs) == self.micro_batches:
                 out = join_outputs(outputs)
-                self.guard.watch(out.loss, step)
+                if self.step_graph is None:  # else after the replay
+                    self.guard.watch(out.loss, self.step)
             self.engine.backward(part.loss)
-        self.engine.step(learning_rate(config.optim, step, config.train.steps))
+        self.engine.step(lr)
         if self.share_buffers is not None:
             self.share_buffers(self.model)
-        self.ema.update(step)
-        self.meter.add(out, batch.truth)
-        self.step = step + 1
-        if self.progress.due():
-            loss, mask_rate = float(out.loss.detach()), float(out.mask_rate)
-            self.progress.show(self.step, loss, mask_rate, self.kl_pi_u())
-        self.stopwatch.stop()
+        self.ema.follow(decay)
+        return out
 
     def fit(self) -> dict[str, Any]:
         """Train to `train.steps`, evaluate, save, report.
@@ -298,7 +315,8 @@ class Trainer:
         self.views_per_step = self.layout.rows * ranks.world_size
         self.micro_batches = config.micro_batches(ranks.world_size)
         rows = self.layout.part(self.micro_batches).rows_by_kind
-        self.forward = ViewForward(self.engine, self.method, rows, config.train, ranks.world_size)
+        self.forward = ViewForward(self.engine, self.method, rows, config.train)
+        self.step_graph = build_step_graph(config, ranks, self.learn)
         self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
         self.meter = Meter(ranks.device)
 
@@ -351,7 +369,7 @@ class Trainer:
             "step": self.step,
             **self.engine.save(),
             "ema": self.ema.state_dict(),
-            "method": self.method.state_dict(),
+            "method": {k: v for k, v in self.method.state_dict().items() if k not in COUNTS},
             "accumulators": gather_counts(self._counts(), self.ranks),
             "top1": self.history.top1,
             "seconds": self.history.seconds,
@@ -363,7 +381,8 @@ class Trainer:
         """Put back what `state_dict` gave, whatever the number of ranks was then."""
         self.engine.load({"model": state["model"], "optimizer": state["optimizer"]})
         self.ema.load_state_dict(state["ema"])
-        self.method.load_state_dict(state["method"])
+        counts = {name: getattr(self.method, name) for name in COUNTS}
+        self.method.load_state_dict({**counts, **state["method"]})
         scatter_counts(state["accumulators"], self._counts(), self.ranks)
         self.fingerprint = dict(state["fingerprint"])
         self.step = state["step"]
@@ -371,7 +390,7 @@ class Trainer:
 
     def _counts(self) -> list[Tensor]:
         """What this rank has counted since the last update of the priors, float64 vectors."""
-        return [self.method.labeled_count, self.method.unlabeled_mass, self.meter.sums]
+        return [*(getattr(self.method, name) for name in COUNTS), self.meter.sums]
 
     def save(self) -> int | None:
         """Checkpoint of this step. Every rank calls it, since rank-local state is gathered.
