@@ -282,15 +282,15 @@ def test_tar_shards(
         assert prepare.main(arguments) == 0
     half = (root / "unlabeled/000.jpg").read_bytes()[:400]
     bad = [("cut.jpg", half), ("note.jpg", b"a note"), ("empty.jpg", b"")]
-    twin = ("twin.jpg", (root / "labeled/cats/0.jpg").read_bytes())
-    path = write_tar(tars / "unlabeled-100.tar", [*bad, twin])
+    copied = ("copied.jpg", (root / "labeled/cats/0.jpg").read_bytes())
+    path = write_tar(tars / "unlabeled-100.tar", [*bad, copied])
     capsys.readouterr()
     assert prepare.main(arguments) == 1
     printed = capsys.readouterr()
     assert "4 of 46 files" in printed.err and len(printed.err.splitlines()) == 1
     for name, _ in bad:
         assert f"{path} member {name}: damaged: " in printed.out
-    assert f"twin.jpg: duplicate: also labeled as {tars}/labeled-000.tar member cats/0.jpg" in (
+    assert f"copied.jpg: duplicate: also labeled as {tars}/labeled-000.tar member cats/0.jpg" in (
         printed.out
     )
     report = json.loads((root / "out/report.json").read_text())

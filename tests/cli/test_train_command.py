@@ -125,7 +125,7 @@ def test_print_config_can_be_trained_from(
 def test_usage_errors(
     train_command: Run, config_file: Path, arguments: list[str], parts: list[str]
 ) -> None:
-    """One line, exit code 2 (cases 18, 19 and 37)."""
+    """One line, exit code 2."""
     if "device=cuda" in arguments:
         import torch
 

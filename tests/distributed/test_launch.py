@@ -61,7 +61,7 @@ def _changed(tree: dict[str, Any], section: str, **keys: Any) -> dict[str, Any]:
 
 
 def _scenarios(rank: int, world_size: int, tree: dict[str, Any], ports: list[int]) -> Any:
-    """One process start for all of them: each meets on a port of its own."""
+    """One process start for all of them: each has a rendezvous port of its own."""
     dist.destroy_process_group()  # the one of GlooRanks, which asks no launcher
     found: dict[str, Any] = {}
     hasty = _changed(tree, "distributed", start_timeout=1.0)

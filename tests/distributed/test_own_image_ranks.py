@@ -27,7 +27,7 @@ OWN = {
 
 
 def test_ranks_replace_a_damaged_member_as_one_does(tiny: MakeConfig, tmp_path: Path) -> None:
-    """From shards, with a damaged image that only some ranks meet (cases 3 and 33)."""
+    """From shards, with a damaged image that only some ranks draw."""
     tars = as_shards(tidy(tmp_path / "data"), tmp_path / "tars")
     row = scan_shard(str(tars / "unlabeled-001.tar"), "unlabeled", Ignored())[3]
     with (tars / "unlabeled-001.tar").open("r+b") as file:

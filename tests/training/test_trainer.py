@@ -55,7 +55,7 @@ def test_train_step_is_short_and_three_hops_from_the_entry() -> None:
 def test_interrupted_run_equals_the_unbroken_one(
     tiny: MakeConfig, tmp_path: Path, engine: str, optimizer: str
 ) -> None:
-    """Stopped after step 8 of periods of 3, so in the middle of one (cases 26 and 29)."""
+    """Stopped after step 8 of periods of 3, so in the middle of one."""
     changes = {
         "distributed.engine": engine,
         "optim.name": optimizer,

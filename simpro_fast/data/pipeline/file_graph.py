@@ -54,7 +54,7 @@ def decode(images: Any, *, read: bool, gpu: bool, hw_decoder_load: float = 0.65)
 
 
 def crop_view(images: Any, start: Any, end: Any, mirror: Any, *, size: int) -> Any:
-    """Scale a float box to uint8 [size, size, 3] by the rule of boxes.py, then mirror."""
+    """Scale a float box to uint8 [size, size, 3] by the rule of augment/crops.py, then mirror."""
     fn, types, _ = import_dali()
     crop = fn.resize(
         images,

@@ -60,7 +60,7 @@ def test_folders(root: Path) -> None:
     dataset, split = load(root)
     assert dataset.class_names == ("cats", "dogs", "owls")
     assert split.labeled_counts == (5, 4, 3) and split.test_counts == (2, 2, 2)
-    assert split.unlabeled_counts is None, "the truth of the heap is unknown"
+    assert split.unlabeled_counts is None, "the truth of the unlabeled set is unknown"
     for part, folder in ((split.labeled, "labeled"), (split.test, "val")):
         for i, name in zip(part, names(dataset, root, part), strict=True):
             assert name.split("/")[:2] == [folder, dataset.class_names[dataset.labels[i]]]
