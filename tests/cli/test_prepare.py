@@ -38,7 +38,6 @@ def root(tmp_path: Path) -> Path:
 
 
 def damage(root: Path) -> None:
-    """Case 3."""
     cut(root / "labeled" / BAD[0], root / "labeled/cats/0.jpg")
     (root / "labeled" / BAD[1]).touch()
     (root / "labeled" / BAD[2]).write_text("a note")
@@ -68,7 +67,6 @@ def test_tidy_set(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_summary_of_a_messy_set(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Cases 1 and 39."""
     save(root / "labeled/.ipynb_checkpoints/x.jpg", picture(900))
     (root / "labeled/cats/._x.jpg").write_bytes(b"1234")
     shutil.rmtree(root / "unlabeled")
@@ -100,7 +98,6 @@ def test_damaged_files_are_listed_and_skipped_on_request(
 
 
 def test_refused_formats_are_named(root: Path) -> None:
-    """Case 5."""
     save(root / "unlabeled/x.gif", picture(1))
     deep = Image.fromarray(np.full((20, 20), 40_000, np.uint16))
     save(root / "unlabeled/deep.png", deep)
@@ -235,7 +232,6 @@ def test_fingerprint_is_that_of_training(root: Path, capsys: pytest.CaptureFixtu
 
 
 def test_class_without_a_usable_image(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Case 32."""
     for path in (root / "labeled/owls").iterdir():
         path.write_bytes(b"x")
     assert run(root, "--on-bad-image", "skip") == 1
@@ -453,7 +449,7 @@ def test_files_and_folders_without_permission(open_path: Path) -> None:
 
 
 def test_several_processes_at_once(root: Path) -> None:
-    """Case 6: all succeed, and what they wrote is whole."""
+    """All succeed, and what they wrote is whole."""
     arguments = ["--labeled", f"{root}/labeled", "--unlabeled", f"{root}/unlabeled"]
     arguments += ["--val", f"{root}/val", "--output", f"{root}/out", "--pack", "16"]
     started = [

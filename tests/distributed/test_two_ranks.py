@@ -160,7 +160,7 @@ def _disagree(rank: int, world_size: int, tree: dict[str, Any]) -> str:
 
 
 def test_ranks_with_different_configurations_are_refused(tiny: MakeConfig) -> None:
-    """Case 7: before the first step, on every rank, with both values."""
+    """Before the first step, on every rank, with both values."""
     for message in run_ranks(_disagree, dump(tiny())):
         assert "rank 1 on " in message
         assert "seed 2 against 1" in message

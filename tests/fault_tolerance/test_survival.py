@@ -23,7 +23,7 @@ MakeConfig = Callable[..., Config]
 
 
 def test_five_kills_of_two_ranks_change_nothing(tmp_path: Path, unbroken: Outcome) -> None:
-    """Cases 24, 26 and 28, with the newest checkpoint damaged once."""
+    """With the newest checkpoint damaged once."""
     config = chaos_config(tmp_path, "killed", steps=40, every=1)
     kills = kill_repeatedly(config, tmp_path / "starts", 5, seed=5, damage=(4,))
     assert len(kills) == 5

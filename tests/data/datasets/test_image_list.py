@@ -85,7 +85,6 @@ def test_manifest_gives_the_same_set(root: Path, ending: str) -> None:
 
 
 def test_fingerprint_notices_another_list(root: Path) -> None:
-    """Case 29."""
     before = load(root)[0].fingerprint()
     assert load(root)[0].fingerprint() == before
     shutil.copytree(root, root.parent / "moved")
@@ -136,7 +135,6 @@ def test_overlap_puts_the_labeled_images_into_the_heap(root: Path) -> None:
 
 
 def test_class_without_labeled_images(root: Path) -> None:
-    """Case 32."""
     shutil.rmtree(root / "labeled/owls")
     (root / "labeled/owls").mkdir()
     with pytest.raises(ConfigError, match="'owls' has no labeled image"):
