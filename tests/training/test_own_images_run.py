@@ -184,7 +184,7 @@ def test_class_without_labeled_images_trains_on_request(tiny: MakeConfig, root: 
 def test_from_folders_to_a_trained_model_by_two_commands(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Prepare writes a configuration that trains."""
+    """`prepare` writes a configuration that trains."""
     shutil.rmtree(root / "unlabeled")
     for i, name in enumerate(("1.jpg", "a b.JPG", "sub/deep.jpeg", "ü.png")):
         kind = "png" if name == "ü.png" else "jpeg"

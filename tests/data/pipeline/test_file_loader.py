@@ -163,7 +163,7 @@ def test_two_ranks_are_one(shared: Path) -> None:
 
 
 def test_a_batch_is_a_function_of_seed_and_step(shared: Path) -> None:
-    """Cases 10 and 29; prefetching changes nothing either."""
+    """Prefetching changes nothing either."""
     whole = batches(shared, 6)
     for a, b in zip(whole[3:], batches(shared, 3, start=3, prefetch=3), strict=True):
         assert_same(a, b)
