@@ -5,12 +5,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from simpro_kernels import dispatch
-from simpro_kernels.batch_norm_act import reference
+from simpro_kernels.batch_norm_act import custom_op, reference
 from simpro_kernels.checks import KERNEL_DTYPES, LOGIT_DTYPES, check_same_device, short_name
 from torch import Tensor, nn
 
 if dispatch.HAS_TRITON:
-    from simpro_kernels.batch_norm_act import custom_op, triton_kernels
+    from simpro_kernels.batch_norm_act import launch
 
 
 def batch_norm_act(
@@ -78,68 +78,12 @@ def batch_norm_act(
         residual = _matrix(residual)
     tensors = (x, residual, weight, bias, running_mean, running_var)
     if impl == "triton" and process_group is None and dispatch.is_traced(x):
-        y = custom_op.batch_norm_act(*tensors, *numbers)[0]
+        y, saved = custom_op.batch_norm_act(x, residual, weight, bias, eps, negative_slope)
+        reference.move(running_mean, running_var, saved, momentum)
     else:
-        kernels = triton_kernels if impl == "triton" else reference
-        y = _apply(*tensors, *numbers, kernels, process_group)
+        backend = launch if impl == "triton" else reference
+        y = custom_op.run_function(*tensors, *numbers, backend, process_group)
     return y.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
-
-
-def _apply(*arguments: Any) -> Tensor:
-    y: Tensor = _BatchNormAct.apply(*arguments)
-    return y
-
-
-class _BatchNormAct(torch.autograd.Function):
-    """Forward and backward of a backend, `reference` or `triton_kernels`, on matrices [M, C]."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        residual: Tensor | None,
-        weight: Tensor,
-        bias: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        momentum: float,
-        eps: float,
-        negative_slope: float,
-        kernels: Any,
-        group: dist.ProcessGroup | None,
-    ) -> Tensor:
-        def gather(row: Tensor) -> Tensor:
-            rows = row.new_empty(dist.get_world_size(group), len(row))
-            dist.all_gather_into_tensor(rows, row, group=group)
-            return rows
-
-        y: Tensor
-        y, saved = kernels.forward(
-            *(x, residual, weight, bias, running_mean, running_var, momentum, eps, negative_slope),
-            None if group is None else gather,
-        )
-        # The sign of y tells the activation's branch. The kernels see it in x where nothing is
-        # added, so that y need not stay; the twin reads y.
-        keeps_y = negative_slope != 1 and (kernels is reference or residual is not None)
-        ctx.save_for_backward(x, y if keeps_y else None, saved, weight, bias)
-        ctx.options = (eps, negative_slope, residual is not None, kernels, group)
-        return y
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        eps, negative_slope, has_residual, kernels, group = ctx.options
-
-        def all_reduce(total: Tensor) -> None:
-            dist.all_reduce(total, group=group)
-
-        grad_x, grad_residual, grad_weight, grad_bias = kernels.backward(
-            *(grad.contiguous(), *ctx.saved_tensors, eps, negative_slope, has_residual),
-            None if group is None else all_reduce,
-        )
-        if not has_residual:
-            grad_residual = None
-        return (grad_x, grad_residual, grad_weight, grad_bias, *[None] * 7)
 
 
 class BatchNormAct(nn.BatchNorm2d):

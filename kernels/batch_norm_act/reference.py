@@ -68,20 +68,33 @@ def forward(
 
     ``gather`` turns the statistics of this rank [2 C + 1] into those of all ranks [G, 2 C + 1].
     """
+    dtype, x = x.dtype, x.to(accumulation_dtype(x))
     row = statistics(x)
     if gather is not None:
         rows = gather(row)
         row = _merge(rows[:, :-1], rows[:, -1])
-    saved = row.to(accumulation_dtype(x))
-    mean, variance, count = _parts(saved)
-    if running_mean is not None and running_var is not None:
-        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-        unbiased = variance * (count / (count - 1))
-        running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+    saved = row.to(x.dtype)
+    move(running_mean, running_var, saved, momentum)
+    mean, variance, _ = _parts(saved)
     y = _batch_norm(x, mean, variance, weight, bias, eps)
     if residual is not None:
         y += residual
-    return y if negative_slope == 1 else functional.leaky_relu_(y, negative_slope), saved
+    if negative_slope != 1:
+        functional.leaky_relu_(y, negative_slope)
+    return y.to(dtype), saved
+
+
+@torch.no_grad()
+def move(
+    running_mean: Tensor | None, running_var: Tensor | None, saved: Tensor, momentum: float
+) -> None:
+    """The running statistics towards those of the batch; the variance is the unbiased one."""
+    if running_mean is None or running_var is None:
+        return
+    mean, variance, count = _parts(saved)
+    running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+    unbiased = variance * (count / (count - 1))
+    running_var.lerp_(unbiased.to(running_var.dtype), momentum)
 
 
 def statistics(x: Tensor) -> Tensor:
@@ -127,6 +140,7 @@ def backward(
     inner = grad
     if negative_slope != 1:
         inner = torch.ops.aten.leaky_relu_backward(grad, y, negative_slope, True)
+    dtype, x, inner = x.dtype, x.to(saved.dtype), inner.to(saved.dtype)
     sums = []
     for piece, of_inner in _pieces(x, inner):
         long_mean, long_invstd = _folded(piece, mean, invstd)
@@ -145,12 +159,12 @@ def backward(
     shift = scale * torch.addcmul(less_of_bias, slope, mean, value=-1)
     long_x, long_inner = _fold(x), _fold(inner)
     slope, scale, shift = _folded(long_x, slope, scale, shift)
-    if inner is not grad and not has_residual and x.dtype == saved.dtype:
+    if inner is not grad and not has_residual:
         grad_x = long_inner.addcmul_(long_x, slope)
     else:
         grad_x = torch.addcmul(long_inner, long_x, slope)
     torch.addcmul(shift, grad_x, scale, out=grad_x)
-    return grad_x.view(x.shape).to(x.dtype), inner, grad_weight, grad_bias
+    return grad_x.view(x.shape).to(dtype), inner.to(dtype), grad_weight, grad_bias
 
 
 def _parts(saved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
