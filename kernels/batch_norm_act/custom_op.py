@@ -26,7 +26,7 @@ class BatchNormActFunction(torch.autograd.Function):
 
         def gather(row: Tensor) -> Tensor:
             rows = row.new_empty(dist.get_world_size(group), len(row))
-            dist.all_gather_into_tensor(rows, row, group=group)
+            dist.all_gather(list(rows.unbind()), row, group=group)
             return rows
 
         y: Tensor
@@ -56,7 +56,13 @@ def _for_inputs(
     grads: tuple[Tensor, ...], has_residual: bool, others: int
 ) -> tuple[Tensor | None, ...]:
     grad_x, grad_residual, grad_weight, grad_bias = grads
-    return (grad_x, grad_residual if has_residual else None, grad_weight, grad_bias, *[None] * others)
+    return (
+        grad_x,
+        grad_residual if has_residual else None,
+        grad_weight,
+        grad_bias,
+        *[None] * others,
+    )
 
 
 @torch.library.custom_op("simpro_kernels::batch_norm_act", mutates_args=())
@@ -94,7 +100,9 @@ def batch_norm_act_backward(
         *(grad.contiguous(), x, y, saved, weight, bias, eps, negative_slope, has_residual), None
     )
     # An operator may not return its input, nor two views of one tensor.
-    grad_residual = grad.new_empty(0) if grad_residual.data_ptr() == grad.data_ptr() else grad_residual
+    grad_residual = (
+        grad.new_empty(0) if grad_residual.data_ptr() == grad.data_ptr() else grad_residual
+    )
     return grad_x, grad_residual, grad_weight.clone(), grad_bias.clone()
 
 
@@ -122,8 +130,8 @@ def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor |
     if grad is None:
         return (None,) * 6
     grads = batch_norm_act_backward(grad, *ctx.saved_tensors, *ctx.options)
-    eps, negative_slope, has_residual = ctx.options
-    if has_residual and negative_slope == 1:
+    _, negative_slope, has_residual = ctx.options
+    if negative_slope == 1:
         grads = (grads[0], grad, *grads[2:])
     return _for_inputs(grads, has_residual, 2)
 

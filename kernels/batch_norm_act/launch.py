@@ -111,7 +111,9 @@ def backward(
     return grad_x, grad_residual, grad_weight, grad_bias
 
 
-def _kernel(name: str, device: torch.device, channels: int, flag: bool, *matrices: Tensor | None) -> Launcher:
+def _kernel(
+    name: str, device: torch.device, channels: int, flag: bool, *matrices: Tensor | None
+) -> Launcher:
     """The kernel for matrices [M, C] of one dtype; without any, of statistics."""
     first = matrices[0] if matrices else None
     dtype = torch.float32 if first is None else first.dtype
@@ -126,7 +128,7 @@ def _blocks(kernel: Launcher) -> int:
 
 
 def _split(kernel: Launcher, rows: int) -> tuple[int, int]:
-    """Programs for each block of channels, at least one whole tile of rows each, and their tiles."""
+    """Programs for each block of channels, and tiles of rows for each of them."""
     tiles = max(1, rows // kernel.constants["ROWS"])
     blocks = _blocks(kernel)
     most = max(1, kernel.plan.programs(tiles * blocks, kernel.device) // blocks)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from simpro_kernels import dispatch
 from simpro_kernels.batch_norm_act import custom_op, reference
-from simpro_kernels.checks import KERNEL_DTYPES, LOGIT_DTYPES, check_same_device, short_name
+from simpro_kernels.checks import LOGIT_DTYPES, check_same_device, short_name
 from torch import Tensor, nn
 
 if dispatch.HAS_TRITON:
@@ -57,9 +57,7 @@ def batch_norm_act(
     impl = dispatch.choose("batch_norm_act", impl, x)
     of_batch = training or running_mean is None
     numbers = (momentum, eps, negative_slope)
-    if not of_batch or (
-        process_group is None and impl != "triton" and reference.is_plain_exact(x)
-    ):
+    if not of_batch or (process_group is None and impl != "triton" and reference.is_plain_exact(x)):
         return reference.plain(
             x, residual, weight, bias, running_mean, running_var, of_batch, *numbers
         )

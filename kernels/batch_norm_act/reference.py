@@ -150,7 +150,7 @@ def backward(
             *(None, None, None, long_mean, long_invstd, True, eps, [False, True, True]),
         )[1:]
     total = torch.stack(sums).view(len(sums) // 2, 2, -1, channels).sum((0, 2), dtype=torch.float64)
-    grad_weight, grad_bias = total.to(weight.dtype).unbind()
+    grad_weight, grad_bias = total.to(weight.dtype, copy=all_reduce is not None).unbind()
     if all_reduce is not None:
         all_reduce(total)
     # grad_x = scale (g - average(g) - x^ average(g x^)) with x^ = (x - mean) invstd.

@@ -103,7 +103,10 @@ def merge(
     tl.store(saved_ptr + C + cols, squares / count, mask=cols < C)
     tl.store(saved_ptr + 2 * C, count)
     if RUNNING:
-        mean, variance = per_channel(running_mean_ptr, cols, C), per_channel(running_var_ptr, cols, C)
+        mean, variance = (
+            per_channel(running_mean_ptr, cols, C),
+            per_channel(running_var_ptr, cols, C),
+        )
         unbiased = squares / tl.maximum(count - 1.0, 1.0)
         tl.store(running_mean_ptr + cols, mean + momentum * (total - mean), mask=cols < C)
         tl.store(running_var_ptr + cols, variance + momentum * (unbiased - variance), mask=cols < C)
@@ -189,7 +192,16 @@ def merge_kernel(
     """The statistics of all ranks, gathered, as if they were programs."""
     cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     merge(
-        partial_ptr, saved_ptr, running_mean_ptr, running_var_ptr, G, cols, momentum, C, RUNNING, BLOCK
+        partial_ptr,
+        saved_ptr,
+        running_mean_ptr,
+        running_var_ptr,
+        G,
+        cols,
+        momentum,
+        C,
+        RUNNING,
+        BLOCK,
     )
 
 
