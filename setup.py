@@ -68,10 +68,7 @@ setup(
     extras_require=EXTRAS,
     entry_points={
         "console_scripts": [
-            "simpro-train = simpro_fast.cli.entry:train",
-            "simpro-doctor = simpro_fast.cli.doctor:main",
-            "simpro-prepare = simpro_fast.cli.prepare:main",
-            "simpro-report = simpro_fast.cli.report:main",
+            "simpro-fast = simpro_fast.cli.entry:main",
         ]
     },
 )

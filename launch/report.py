@@ -3,7 +3,7 @@
 
 import sys
 
-from simpro_fast.cli.report import main
+from simpro_fast.cli.entry import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("report"))

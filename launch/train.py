@@ -6,7 +6,7 @@ The same script runs under `torchrun` and plain `python`.
 
 import sys
 
-from simpro_fast.cli.entry import train
+from simpro_fast.cli.entry import run
 
 if __name__ == "__main__":
-    sys.exit(train())
+    sys.exit(run("train"))

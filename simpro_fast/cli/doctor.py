@@ -24,25 +24,23 @@ from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.atomic_write import write_json
 
 
-def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = CommandParser(
-        prog="doctor.py",
-        description="Check a machine, or all ranks of an allocation, before training.",
-        epilog="Exit code: 0 fit for training, 1 a problem, 2 wrong usage.",
-        allow_abbrev=False,
+        "simpro-fast doctor",
+        "Check a machine, or all ranks of an allocation, before training.",
+        "Exit code: 0 fit for training, 1 a problem, 2 wrong usage.",
     )
     parser.add_argument("--config", default=DEFAULT, help="the experiment that is to run")
     parser.add_argument("--output", type=Path, help="folder of the runs; default: its output_dir")
     parser.add_argument("--json", type=Path, help="also write the table to this file")
-    parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
-    return parser.parse_args(arguments)
+    parser.add_overrides()
+    return parser.parse(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check and print. Returns the exit code."""
     try:
-        options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        options = parse_arguments(arguments)
         config = load_config(options.config, options.overrides)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

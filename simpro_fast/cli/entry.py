@@ -5,12 +5,42 @@ Nothing heavy may be imported here: signals must be handled before the imports o
 
 from __future__ import annotations
 
+import difflib
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
 from simpro_fast.fault_tolerance.early_signals import end_on_signals
 
+VERBS = {
+    "train": "train a network (under deepspeed, torchrun or python: launch/train.py)",
+    "prepare": "check a data set before training, and write its manifest",
+    "report": "table and figures of a finished run",
+    "doctor": "check a machine or an allocation before training",
+}
 
-def train() -> int:
-    """Handle signals, then import and run the training command; returns its exit code."""
-    end_on_signals()
-    from simpro_fast.cli.train import main
 
-    return main()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `simpro-fast VERB ...`; returns the exit code of the verb, 2 without a known one."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    verb = words[0] if words else "--help"
+    if verb in ("-h", "--help"):
+        print("usage: simpro-fast VERB [...]\n")
+        for name, summary in VERBS.items():
+            print(f"  {name:<9} {summary}")
+        print("\nsimpro-fast VERB --help says more.")
+        return 0
+    if verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(VERBS)}"
+        print(f"error: unknown verb {verb!r}; {hint}", file=sys.stderr)
+        return 2
+    return run(verb, words[1:])
+
+
+def run(verb: str, arguments: Sequence[str] | None = None) -> int:
+    """Run one verb, by default with the arguments of this process; returns its exit code."""
+    if verb == "train":
+        end_on_signals()
+    code: int = import_module(f"simpro_fast.cli.{verb}").main(arguments)
+    return code

@@ -1,15 +1,64 @@
-"""The one parser class of all commands."""
+"""The one parser class of all commands: errors are one line, and name the nearest valid flag."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from simpro_fast.errors import ConfigError
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Errors as one line with the nearest valid flag, exit code 2."""
+    """Strict flags, free order.
+
+    Args:
+        prog: name shown in the usage line.
+        description: first lines of `--help`.
+        epilog: last lines of `--help`.
+    """
+
+    def __init__(self, prog: str, description: str, epilog: str | None = None) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
+        raise ConfigError(f"{message}; see --help")
+
+    def parse(
+        self, arguments: Sequence[str] | None, hint: Callable[[str], str | None] | None = None
+    ) -> argparse.Namespace:
+        """Parse; overrides (`key.sub=value`) may stand anywhere between flags.
+
+        Args:
+            hint: what to say of an unknown flag instead of the nearest one.
+
+        Raises:
+            ConfigError: an unknown flag, a missing or an impossible value.
+        """
+        known, rest = self.parse_known_args(arguments)
+        unknown = [item for item in rest if item.startswith("-") or not hasattr(known, "overrides")]
+        if unknown:
+            said = hint(unknown[0]) if hint else None
+            raise ConfigError(f"unknown argument {unknown[0]}{said or self._nearest(unknown[0])}")
+        if rest:
+            known.overrides += rest
+        return known
+
+    def add_overrides(self, help: str | None = None) -> None:
+        """Accept `key.sub=value`, and the rank argument that launchers put before ours."""
+        # The deepspeed launcher's own; the environment has it too.
+        self.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
+        self.add_argument("overrides", nargs="*", metavar="key.sub=value", help=help)
+
+    def _nearest(self, argument: str) -> str:
+        flags = [f.lstrip("-") for action in self._actions for f in action.option_strings]
+        # Without the dashes, which all flags share.
+        close = difflib.get_close_matches(argument.partition("=")[0].lstrip("-"), flags, n=1)
+        return f"; did you mean --{close[0]}?" if close else "; see --help"

@@ -1,4 +1,4 @@
-"""The command line of `launch/prepare.py`: look at a data set before training on it."""
+"""`simpro-fast prepare` and `launch/prepare.py`: look at a data set before training on it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from simpro_fast.cli.parser import CommandParser
 from simpro_fast.config import load_config
 from simpro_fast.config.schema import Config, DataConfig
 from simpro_fast.data.datasets.imagenet import IMAGENET, list_tree
@@ -38,19 +39,11 @@ _SHOWN_CLASSES = 100
 _OWN_ONLY = "--pack and --init-config are for own images (data.name=images)"
 
 
-class _Parser(argparse.ArgumentParser):
-    """Errors as one line, exit code 2."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see --help")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="prepare.py",
-        description="Count classes and images, decode every file once, list what is damaged, "
-        "unsupported or duplicate, and write a manifest to train from.",
-        allow_abbrev=False,
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = CommandParser(
+        "simpro-fast prepare",
+        "Count classes and images, decode every file once, list what is damaged, unsupported\n"
+        "or duplicate, and write a manifest to train from.",
     )
     parser.add_argument("--config", help="take the data set from this configuration")
     parser.add_argument(
@@ -78,8 +71,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--format", choices=("csv", "parquet"), default="csv", help="of the manifest"
     )
     parser.add_argument("--threads", type=_positive, default=cpu_cores(), help="default: all cores")
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="with --config")
-    return parser
+    parser.add_overrides("with --config")
+    return parser.parse(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # file names may be no text at all
             stream.reconfigure(errors="backslashreplace")
     try:
-        options = build_parser().parse_args(arguments)
+        options = parse_arguments(arguments)
         data = _data(options)
         if data is None or data.name == "images" or data.name in IMAGENET:
             return _prepare_images(options, data)

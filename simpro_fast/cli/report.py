@@ -1,4 +1,4 @@
-"""The command line of `launch/report.py`."""
+"""`simpro-fast report` and `launch/report.py`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ EXAMPLE = "runs/digits_lt/reversed/seed1"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table of a finished run and draw its figures; returns the exit code."""
-    parser = CommandParser(
-        prog="report.py", description="Table and figures of a finished run.", allow_abbrev=False
-    )
+    parser = CommandParser("simpro-fast report", "Table and figures of a finished run.")
     parser.add_argument("run", type=Path, nargs="?", help=f"run directory, such as {EXAMPLE}")
     parser.add_argument("--compare", type=Path, help="a second run, shown beside the first")
     try:
-        options = parser.parse_args(arguments)
+        options = parser.parse(arguments)
         if options.run is None:
-            raise ConfigError(f"no run directory; for example report.py {EXAMPLE}")
+            raise ConfigError(f"no run directory; for example simpro-fast report {EXAMPLE}")
         run = load_run(options.run)
         other = load_run(options.compare) if options.compare else None
         if other and other.summary["class_names"] != run.summary["class_names"]:

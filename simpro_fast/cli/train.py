@@ -1,9 +1,8 @@
-"""The command line of `launch/train.py`."""
+"""`simpro-fast train` and `launch/train.py`."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import logging
 import shutil
 import sys
@@ -31,11 +30,11 @@ LAUNCHER_FLAGS = {
 RESUME_FLAGS = {"--resume", "--continue", "--restart", "--resume-from", "--resume_from"}
 
 
-def build_parser() -> argparse.ArgumentParser:
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse; an unknown flag is a `ConfigError` that names the nearest one."""
     parser = CommandParser(
-        prog="train.py",
-        description="Train SimPro or a baseline. Run it under deepspeed, torchrun or python.",
-        allow_abbrev=False,
+        "simpro-fast train",
+        "Train SimPro or a baseline. Run it under deepspeed, torchrun or python.",
     )
     parser.add_argument(
         "--config", help="YAML file or the name of a shipped one: digits_lt/reversed (required)"
@@ -50,38 +49,26 @@ def build_parser() -> argparse.ArgumentParser:
         help="three steps at the smallest sizes, anew in <output_dir>/smoke/; "
         "with --print-config it shows the changes",
     )
-    # The deepspeed launcher passes its own argument in front of ours; the environment has it too.
-    parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
-    return parser
-
-
-def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse; an unknown flag is a `ConfigError` that names the nearest one."""
-    parser = build_parser()
-    flags = [f for a in parser._actions for f in a.option_strings]
-    # Overrides may stand anywhere between flags, which argparse leaves over.
-    known, rest = parser.parse_known_args(arguments)
-    known.overrides += [item for item in rest if not item.startswith("-")]
-    unknown = [item for item in rest if item.startswith("-")]
-    if unknown:
-        flag = unknown[0].partition("=")[0]
-        # Without the dashes, which all flags share.
-        close = difflib.get_close_matches(flag.lstrip("-"), [f.lstrip("-") for f in flags], n=1)
-        hint = f"; did you mean --{close[0]}?" if close else "; see --help"
-        if "=" in unknown[0]:
-            hint = f"; configuration keys have no dashes: {unknown[0].lstrip('-')}"
-        if flag.replace("_", "-") in LAUNCHER_FLAGS:
-            hint = "; it is the launcher's, and belongs before launch/train.py"
-        if flag in RESUME_FLAGS:
-            hint = (
-                "; the same command goes on by itself from the newest checkpoint, "
-                "see checkpoint.resume=auto|none|PATH"
-            )
-        raise ConfigError(f"unknown argument {unknown[0]}{hint}")
-    if known.config is None:
+    parser.add_overrides()
+    options = parser.parse(arguments, _hint)
+    if options.config is None:
         raise ConfigError("--config is missing; for example --config digits_lt/reversed")
-    return known
+    return options
+
+
+def _hint(argument: str) -> str | None:
+    """What users of other programs mean by a flag that we lack."""
+    flag = argument.partition("=")[0]
+    if flag.replace("_", "-") in LAUNCHER_FLAGS:
+        return "; it is the launcher's, and belongs before launch/train.py"
+    if flag in RESUME_FLAGS:
+        return (
+            "; the same command goes on by itself from the newest checkpoint, "
+            "see checkpoint.resume=auto|none|PATH"
+        )
+    if "=" in argument:
+        return f"; configuration keys have no dashes: {argument.lstrip('-')}"
+    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         rank, many = rank_from_environment(), world_size_from_environment() > 1
         local_rank = local_rank_from_environment()
-        options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
+        options = parse_arguments(arguments)
         changes: list[str] = []
         if options.smoke:
             world_size = world_size_from_environment()
@@ -138,7 +125,7 @@ def _train(config: Config, *, dry_run: bool, smoke: bool) -> int:
     from simpro_fast.distributed.process_group import start_ranks, stop_ranks
     from simpro_fast.fault_tolerance.exit_code import conclude
     from simpro_fast.fault_tolerance.watchdog import Watchdog
-    from simpro_fast.run.banner import announce, announce_dry_run, announce_launch
+    from simpro_fast.run.banner import announce_launch
     from simpro_fast.run.export import check_report_packages
     from simpro_fast.run.lock import RunLock
     from simpro_fast.run.resume import is_finished
@@ -163,10 +150,8 @@ def _train(config: Config, *, dry_run: bool, smoke: bool) -> int:
             try:
                 trainer = Trainer(config, ranks, write=not dry_run, watchdog=watchdog)
                 stack.callback(trainer.close)
-                announce(trainer)
                 if dry_run:
-                    trainer.train_step()
-                    announce_dry_run(trainer)
+                    trainer.dry_run()
                 else:
                     trainer.fit()
             except BaseException as error:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from simpro_fast.config import Config
-    from simpro_fast.distributed.process_group import Ranks
-    from simpro_fast.training.trainer import Trainer
+from simpro_fast.config import Config
+from simpro_fast.data.splits.split import Split
+from simpro_fast.distributed.process_group import Ranks
+from simpro_fast.models import PretrainedReport
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +32,18 @@ def announce_launch(config: Config, ranks: Ranks) -> None:
     )
 
 
-def announce(trainer: Trainer) -> None:
+def announce(
+    config: Config,
+    ranks: Ranks,
+    split: Split,
+    *,
+    views_per_step: int,
+    alpha: float,
+    pretrained: PretrainedReport | None,
+) -> None:
     """Device, ranks, batches and split, on rank 0."""
-    if not trainer.ranks.is_main:
+    if not ranks.is_main:
         return
-    config, ranks, split = trainer.config, trainer.ranks, trainer.split
     labeled = config.data.batch_size
     unlabeled = labeled * config.data.mu
     logger.info(
@@ -57,8 +63,8 @@ def announce(trainer: Trainer) -> None:
         config.labeled_views,
         unlabeled,
         config.strong_views,
-        trainer.views_per_step,
-        trainer.alpha,
+        views_per_step,
+        alpha,
         torch.get_num_threads(),
     )
     truth = "unknown" if split.unlabeled_counts is None else list(split.unlabeled_counts)
@@ -66,15 +72,13 @@ def announce(trainer: Trainer) -> None:
     logger.info("labeled   N=%d per class %s", len(split.labeled), list(split.labeled_counts))
     logger.info("unlabeled M=%d per class %s (%s in it)", len(split.unlabeled), truth, overlap)
     logger.info("test      %d images; split %s", len(split.test), split.hash()[:12])
-    if trainer.pretrained is not None:
-        logger.info("weights   %s: %s", trainer.pretrained.file, trainer.pretrained)
+    if pretrained is not None:
+        logger.info("weights   %s: %s", pretrained.file, pretrained)
     if not len(split.test):
         logger.warning("no test images, so nothing is measured; top1 is null")
 
 
-def announce_dry_run(trainer: Trainer) -> None:
+def announce_dry_run(averages: dict[str, float | None]) -> None:
     """What one step gave; nothing was written."""
-    averages = trainer.meter.finish(trainer.ranks)
-    if trainer.ranks.is_main:
-        shown = ", ".join(f"{k} {v:.4f}" for k, v in averages.items() if v is not None)
-        logger.info("dry run, one step: %s; nothing was written", shown)
+    shown = ", ".join(f"{k} {v:.4f}" for k, v in averages.items() if v is not None)
+    logger.info("dry run, one step: %s; nothing was written", shown)

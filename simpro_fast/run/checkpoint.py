@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.config.schema import CheckpointConfig
+from simpro_fast.distributed.process_group import Ranks
+from simpro_fast.errors import ConfigError, PeerError, UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL
 
 FORMAT = 1
@@ -72,6 +74,34 @@ def save_checkpoint(folder: Path, state: dict[str, Any], keep: int) -> Path:
         if old != path:
             old.unlink(missing_ok=True)
     return path
+
+
+def save_on_main(
+    folder: Path, state: dict[str, Any], config: CheckpointConfig, ranks: Ranks
+) -> bool:
+    """`save_checkpoint` on rank 0, while the others wait and learn whether there is a file.
+
+    Returns:
+        whether it was saved; never False with `checkpoint.on_error=stop`.
+
+    Raises:
+        UserError: it was not saved, with `checkpoint.on_error=stop`; on every rank.
+    """
+    refused: UserError | None = None
+    if ranks.is_main:
+        try:
+            save_checkpoint(folder, state, config.keep)
+        except UserError as error:
+            refused = error
+    failed = torch.tensor([float(refused is not None)], device=ranks.device)
+    if not ranks.sum(failed).item():
+        return True
+    if config.on_error == "stop":
+        step = state["step"]
+        raise refused or PeerError(f"rank 0 could not save the checkpoint of step {step}")
+    if refused is not None:
+        logger.warning("%s; training goes on (checkpoint.on_error=continue)", refused)
+    return False
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

@@ -64,18 +64,43 @@ class RunDirectory:
             return None
         return summary if isinstance(summary.get("steps"), int) else None
 
-    def start(self, config: Config, ranks: Ranks, facts: dict[str, Any]) -> None:
-        """Write the configuration and the environment."""
+    def start(
+        self, config: Config, ranks: Ranks, facts: dict[str, Any], weights: dict[str, Any] | None
+    ) -> None:
+        """Write what a fresh run starts with. Everything that can be refused has been by now.
+
+        Args:
+            facts: for environment.json, besides versions and machine.
+            weights: what `model.weights` filled.
+        """
+        logger.info("no checkpoint in %s: starting fresh", self.checkpoints)
+        self._describe(config, ranks, facts)
+        path = self.path / "weights.json"
+        if weights is None:
+            path.unlink(missing_ok=True)  # of an earlier start
+        else:
+            write_json(path, weights)
+        self._cut(0)
+
+    def go_on(
+        self, config: Config, ranks: Ranks, facts: dict[str, Any], checkpoint: Path, step: int
+    ) -> None:
+        """Write the same for a run that goes on from `checkpoint`, and cut its metrics there."""
+        logger.info("resumed from %s at step %d", checkpoint, step)
+        self._describe(config, ranks, facts)
+        own = checkpoint.resolve().parent == self.checkpoints.resolve()
+        # Another run's rows never were here.
+        if own and step >= config.train.period and not self.metrics.is_file():
+            logger.warning(
+                "%s is missing: its rows up to step %d are lost, it begins anew after that",
+                self.metrics,
+                step,
+            )
+        self._cut(step)
+
+    def _describe(self, config: Config, ranks: Ranks, facts: dict[str, Any]) -> None:
         write_atomically(self.path / "config.yaml", dump_config(config))
         write_json(self.path / "environment.json", {**environment(ranks), **facts})
-
-    def write_weights(self, report: dict[str, Any] | None) -> None:
-        """Write what `model.weights` filled, or clear away what an earlier start left."""
-        path = self.path / "weights.json"
-        if report is None:
-            path.unlink(missing_ok=True)
-        else:
-            write_json(path, report)
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Add a row and those that could not be written before it: all of them, or none.
@@ -100,7 +125,7 @@ class RunDirectory:
             ) from None
         self._unwritten.clear()
 
-    def cut(self, step: int) -> None:
+    def _cut(self, step: int) -> None:
         """Put aside whatever was made after `step`: it is made again, perhaps differently."""
         self.summary.unlink(missing_ok=True)
         for path in list_checkpoints(self.checkpoints):

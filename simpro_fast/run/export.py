@@ -5,22 +5,23 @@ from __future__ import annotations
 import importlib.util
 import logging
 import resource
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from safetensors.torch import save
+from torch import Tensor
 
 from simpro_fast.config import Config
-from simpro_fast.evaluation import many_medium_few
-from simpro_fast.report.figures import write_report
+from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.splits.split import Split
+from simpro_fast.evaluation import Evaluation, many_medium_few
+from simpro_fast.report.figures import ViewsFigure, write_report
 from simpro_fast.report.terminal import print_summary
+from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.tensorboard import lacks
-from simpro_fast.run.views_figure import views_figure
 from simpro_fast.utils.atomic_write import replacing, write_json
 from simpro_fast.utils.machine import machine_name
-
-if TYPE_CHECKING:
-    from simpro_fast.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -46,27 +47,53 @@ def peak_memory_mib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
-def finish_run(trainer: Trainer) -> dict[str, Any]:
-    """Summary of a trained run; on rank 0 also its files and the table on the terminal."""
-    summary = summarise(trainer)
-    if trainer.write and trainer.ranks.is_main:
-        export_model(trainer)
-        print_summary(summary)
-        if trainer.config.log.figures:
-            for path in write_report(trainer.run.path, views_figure(trainer), summary=summary):
-                logger.info("figure %s", path)
-        # Last, since its presence says that the run is finished.
-        write_json(trainer.run.summary, summary)
-        logger.info("summary %s", trainer.run.summary)
-    trainer.ranks.barrier()
-    return summary
+@dataclass(frozen=True)
+class TrainedRun:
+    """All that the summary and the exported model say of a run."""
+
+    config: Config
+    dataset: ArrayDataset
+    split: Split
+    step: int
+    views_per_step: int
+    seconds: float
+    """Wall time of all processes that worked on this run."""
+    evaluation: Evaluation | None
+    """Of the EMA weights as they are now; None without a test set."""
+    top1: list[float]
+    """Of every evaluation, percent, oldest first."""
+    pi_u: list[float]
+    phi: list[float]
+    kl_pi_u: float | None
+    labeled_draws: list[int]
+    """Labeled images drawn per class."""
+    images_replaced: int
+    """Damaged images that others stood in for, on all ranks, since this process started."""
+    commit: str | None
 
 
-def summarise(trainer: Trainer) -> dict[str, Any]:
-    """The content of summary.json: accuracies in percent, see design of the run directory."""
-    config, split = trainer.config, trainer.split
-    evaluation = trainer.last_evaluation or trainer.evaluate()
-    top1 = trainer.history.top1 or ([evaluation.top1] if evaluation else [])
+def write_results(
+    run: RunDirectory,
+    trained: TrainedRun,
+    summary: dict[str, Any],
+    weights: dict[str, Tensor],
+    views: ViewsFigure | None,
+) -> None:
+    """The files of a trained run, and its table on the terminal; without `views` no figures."""
+    export_model(run, trained, weights)
+    print_summary(summary)
+    if views is not None:
+        for path in write_report(run.path, views, summary=summary):
+            logger.info("figure %s", path)
+    # Last, since its presence says that the run is finished.
+    write_json(run.summary, summary)
+    logger.info("summary %s", run.summary)
+
+
+def summarise(trained: TrainedRun) -> dict[str, Any]:
+    """The content of summary.json; accuracies in percent."""
+    config, split, evaluation = trained.config, trained.split, trained.evaluation
+    top1 = trained.top1 or ([evaluation.top1] if evaluation else [])
     per_class = evaluation.per_class if evaluation else None
     groups = many_medium_few(per_class or [None] * len(split.labeled_counts), split.labeled_counts)
     unlabeled = split.unlabeled_counts
@@ -74,56 +101,49 @@ def summarise(trainer: Trainer) -> dict[str, Any]:
         "name": config.name,
         "seed": config.seed,
         "method": config.method.name,
-        "steps": trainer.step,
+        "steps": trained.step,
         "top1": evaluation.top1 if evaluation else None,
         "top1_class_mean": evaluation.top1_class_mean if evaluation else None,
         "top1_mean_last20": sum(top1[-20:]) / len(top1[-20:]) if top1 else None,
         "top1_best": max(top1, default=None),
         "per_class": per_class,
-        "class_names": list(trainer.dataset.class_names),
+        "class_names": list(trained.dataset.class_names),
         **groups,
-        "kl_pi_u": trainer.kl_pi_u(),
-        "pi_u": trainer.method.normalised_pi_u().tolist(),
+        "kl_pi_u": trained.kl_pi_u,
+        "pi_u": trained.pi_u,
         "pi_u_true": None if unlabeled is None else [c / sum(unlabeled) for c in unlabeled],
         "labeled_counts": list(split.labeled_counts),
-        "labeled_draws": trainer.labeled_draws.counts(0, trainer.step),
+        "labeled_draws": trained.labeled_draws,
         "unlabeled_counts": None if unlabeled is None else list(unlabeled),
-        "images_replaced": _images_replaced(trainer),
-        "seconds": trainer.history.seconds,
-        "images_per_second": trainer.step * trainer.views_per_step / trainer.history.seconds,
-        "commit": trainer.commit,
+        "images_replaced": trained.images_replaced,
+        "seconds": trained.seconds,
+        "images_per_second": trained.step * trained.views_per_step / trained.seconds,
+        "commit": trained.commit,
         "machine": machine_name(),
     }
 
 
-def _images_replaced(trainer: Trainer) -> int:
-    """Damaged images that others stood in for, on all ranks, since this process started."""
-    mine = torch.tensor([float(getattr(trainer.loader, "replaced", 0))], dtype=torch.float64)
-    return int(trainer.ranks.sum(mine.to(trainer.ranks.device)).item())
-
-
-def export_model(trainer: Trainer) -> None:
+def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tensor]) -> None:
     """`model.safetensors` and `model.json`: the EMA weights, float32, and what using them needs."""
-    config, dataset = trainer.config, trainer.dataset
-    weights = {
+    config, dataset = trained.config, trained.dataset
+    saved = {
         name: (value.float() if value.is_floating_point() else value).contiguous().cpu()
-        for name, value in trainer.ema.state_dict().items()
+        for name, value in weights.items()
     }
-    target = trainer.run.path / "model.safetensors"
-    with replacing(target) as file:
-        file.write(save(weights))
+    with replacing(run.path / "model.safetensors") as file:
+        file.write(save(saved))
     write_json(
-        trainer.run.path / "model.json",
+        run.path / "model.json",
         {
             "model": config.model.model_dump(mode="json"),
-            "image_size": int(dataset.images.shape[1]),
+            "image_size": dataset.image_size,
             "mean": list(dataset.mean),
             "std": list(dataset.std),
             "class_names": list(dataset.class_names),
             "tau": config.method.tau,
-            "pi_u": trainer.method.normalised_pi_u().tolist(),
-            "phi": trainer.method.phi.tolist(),
-            "step": trainer.step,
-            "commit": trainer.commit,
+            "pi_u": trained.pi_u,
+            "phi": trained.phi,
+            "step": trained.step,
+            "commit": trained.commit,
         },
     )

@@ -10,7 +10,7 @@ from simpro_fast.config import Config, flatten, load_config, parse_config
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.models import weights_sha256
-from simpro_fast.run.checkpoint import check_keys
+from simpro_fast.run.checkpoint import check_keys, find_checkpoint
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.utils.logs import FOUND_BY_ALL
 
@@ -34,6 +34,34 @@ MAY_CHANGE = (
     "data.steps_per_fetch",
     "data.on_bad_image",  # changes nothing but what happens at a damaged file
 )
+
+
+def find_state(
+    config: Config, run: RunDirectory, fingerprint: dict[str, str], ranks: Ranks
+) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint that `checkpoint.resume` means, and its state; None for a fresh start.
+
+    Args:
+        fingerprint: digests of the data and the split of this run.
+
+    Raises:
+        ConfigError: `none` and the run is not empty, or another configuration was trained.
+        UserError: no usable checkpoint where one is asked for, or one of other data or weights.
+    """
+    wanted = config.checkpoint.resume
+    if wanted == "none":
+        if not run.is_empty():
+            raise ConfigError(
+                f"checkpoint.resume=none, but {run.path} is not empty; "
+                "choose another name or output_dir, or resume=auto to go on"
+            )
+        return None
+    found = find_checkpoint(wanted, run.checkpoints)
+    if found is not None:
+        check_same_run(*found, config, fingerprint)
+    # Before anything is built: ranks that start differently would wait for each other for ever.
+    ranks.agree_on({"step to resume from": str(found[1]["step"] if found else 0)})
+    return found
 
 
 def check_same_run(

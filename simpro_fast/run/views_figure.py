@@ -1,37 +1,38 @@
-"""A sheet of weak and strong views exactly as the network sees them, for the report."""
+"""Weak and strong views exactly as the network sees them, for the report."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from simpro_fast.data.augment.rand_augment import Operation
+from simpro_fast.data.batch import Batch, BatchLayout
+from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.report.figures import ViewsFigure
-
-if TYPE_CHECKING:
-    from simpro_fast.training.trainer import Trainer
 
 SHOWN = 8
 # Operations that have no level to show.
 LEVELLESS = (Operation.AUTO_CONTRAST, Operation.EQUALIZE)
 
 
-def views_figure(trainer: Trainer) -> ViewsFigure:
-    """The first unlabeled images of the next step with their views, normalisation undone."""
-    dataset, step = trainer.dataset, trainer.step
-    batch = trainer.loader.next(step)
-    draws = trainer.loader.describe(step)
-    layout = trainer.layout
+def views_figure(
+    batch: Batch, draws: dict[str, Any], layout: BatchLayout, dataset: ArrayDataset
+) -> ViewsFigure:
+    """The first unlabeled images of a batch with their views, normalisation undone.
+
+    Args:
+        batch: a step's views. draws: what `Loader.describe` says of the same step.
+    """
     unlabeled, strong_views = layout.unlabeled, layout.strong_views
     count = min(SHOWN, unlabeled)
     views = batch.views[layout.rows_by_kind[0] :].permute(0, 2, 3, 1).float().cpu().numpy()
     pixels = np.clip(np.rint((views * dataset.std + dataset.mean) * 255), 0, 255).astype(np.uint8)
     weak, *strong = np.split(pixels, 1 + strong_views)
-    indices = np.asarray(draws["unlabeled"][:count])
-    truth = dataset.unlabeled_truth(indices)
+    dataset_rows = np.asarray(draws["unlabeled"][:count])
+    truth = dataset.unlabeled_truth(dataset_rows)
     return ViewsFigure(
-        original=dataset.unlabeled_pool[indices],
+        original=dataset.unlabeled_pool[dataset_rows],
         weak=weak[:count],
         strong=np.stack([view[:count] for view in strong], axis=1),
         titles=[dataset.class_names[k] if k >= 0 else "unlabeled" for k in truth],

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,3 +69,14 @@ class Stopwatch:
 
     def wait_fraction(self) -> float:
         return self.waiting / self.training if self.training else 0.0
+
+
+def step_profiler(trace: Path | None) -> AbstractContextManager[Any]:
+    """torch's profiler over four steps after four others, written to `trace`; None: nothing."""
+    if trace is None:
+        return nullcontext()
+    return torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=2, warmup=2, active=4, repeat=1),
+        on_trace_ready=lambda profile: profile.export_chrome_trace(str(trace)),
+        record_shapes=True,
+    )

@@ -5,52 +5,52 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from simpro_fast.config import Config
-from simpro_fast.data.batch import Loader, rank_layout
+from simpro_fast.data.batch import Batch, Loader, rank_layout
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.image_list import select
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.sampling.labeled_order import LabeledDraws
 from simpro_fast.data.splits.build import make_split
-from simpro_fast.data.splits.split import Split
+from simpro_fast.data.splits.split import Split, save_split
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.engine.base import weight_dtype
 from simpro_fast.engine.build import build_engine
-from simpro_fast.engine.compile import compile_method, require_compiler
 from simpro_fast.engine.optim import learning_rate
-from simpro_fast.errors import PeerError, UserError
+from simpro_fast.errors import UserError
 from simpro_fast.evaluation import Evaluation, evaluate, kl_divergence
 from simpro_fast.fault_tolerance.stop_requests import Preempted
 from simpro_fast.fault_tolerance.watchdog import Watchdog
-from simpro_fast.methods import MethodOutput, build_method, resolve_alpha
+from simpro_fast.methods import MethodOutput
 from simpro_fast.models import (
     ModelEMA,
-    PretrainedReport,
     average_buffers,
-    build_model,
-    convert_sync_batch_norm,
     first_rank_buffers,
-    load_pretrained,
 )
-from simpro_fast.run import export
-from simpro_fast.run.checkpoint import list_checkpoints, save_checkpoint
+from simpro_fast.run.banner import announce, announce_dry_run
+from simpro_fast.run.checkpoint import list_checkpoints, save_on_main
 from simpro_fast.run.directory import RunDirectory
+from simpro_fast.run.export import TrainedRun, peak_memory_mib, summarise, write_results
 from simpro_fast.run.progress import Progress
+from simpro_fast.run.resume import find_state
 from simpro_fast.run.tensorboard import TensorBoardLog
-from simpro_fast.training.metrics import Meter, Stopwatch
+from simpro_fast.run.views_figure import views_figure
+from simpro_fast.training.build import build_loader_for, build_method_for, build_student
+from simpro_fast.training.metrics import Meter, Stopwatch, step_profiler
 from simpro_fast.training.micro_batch import join_outputs, split_batch
-from simpro_fast.training.state import History, collect_state, find_state, restore_state, start_run
+from simpro_fast.training.state import History, gather_counts, scatter_counts
+from simpro_fast.training.step_graph import build_step_graph
 from simpro_fast.training.step_guard import NonFiniteLossError, StepGuard, refuse_non_finite
 from simpro_fast.training.view_forward import ViewForward
 from simpro_fast.utils.atomic_write import write_json
-from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.provenance import git_commit
 
 logger = logging.getLogger(__name__)
@@ -77,6 +77,7 @@ class Trainer:
         watchdog: Watchdog | None = None,
     ) -> None:
         self.config, self.ranks, self.write = config, ranks, write
+        self._writes = write and ranks.is_main
         self.watchdog = watchdog or Watchdog(config, ranks)
         self.run = RunDirectory(config.run_dir)
         self.commit = git_commit()  # now: the tree may change while the run goes on
@@ -89,18 +90,20 @@ class Trainer:
             config.seed,
         )
         self._agree()
-        found = find_state(self) if write else None
+        found = find_state(config, self.run, self.fingerprint, ranks) if write else None
         self._build_training(fresh=found is None)
         self.step = 0
-        self.history = History([], 0.0)
+        self.history = History()
         self.last_evaluation: Evaluation | None = None
         self.stopwatch = Stopwatch()
-        self.board = TensorBoardLog(None)
+        self.tensorboard = TensorBoardLog(None)
         if found is not None:
-            restore_state(self, found[1])
-        self.loader = self._build_loader(make_loader)
+            self.load_state_dict(found[1])
+        self.loader = build_loader_for(
+            config, self.dataset, self.split, ranks, start_step=self.step, make_loader=make_loader
+        )
         if write:
-            start_run(self, None if found is None else found[0])
+            self._start_run(None if found is None else found[0])
         self.progress = Progress(
             config.log.progress, config.train.steps, self.views_per_step, main=ranks.is_main
         )
@@ -117,6 +120,25 @@ class Trainer:
         batch = self.loader.next(step)
         self.stopwatch.data_arrived()
 
+        lr, decay = learning_rate(config.optim, step, config.train.steps), self.ema.decay_at(step)
+        if self.step_graph is None:
+            out = self.learn(batch, lr, decay)
+        else:
+            out = self.step_graph(batch, lr, decay)
+            self.guard.watch(out.loss, step)
+        self.meter.add(out, batch.truth)
+        self.step = step + 1
+        if self.progress.due():
+            loss, mask_rate = float(out.loss.detach()), float(out.mask_rate)
+            self.progress.show(self.step, loss, mask_rate, self.kl_pi_u())
+        self.stopwatch.stop()
+
+    def learn(self, batch: Batch, lr: float | Tensor, decay: float | Tensor) -> MethodOutput:
+        """Losses, update of the weights and of their average, from one batch.
+
+        Args:
+            lr: learning rate of this step. decay: of the average; both numbers, or [].
+        """
         outputs: list[MethodOutput] = []
         for micro in split_batch(batch, self.layout, self.micro_batches):
             logits_labeled, logits_weak, logits_strong = self.forward(micro.views)
@@ -124,18 +146,14 @@ class Trainer:
             outputs.append(part)
             if len(outputs) == self.micro_batches:
                 out = join_outputs(outputs)
-                self.guard.watch(out.loss, step)
+                if self.step_graph is None:  # else after the replay
+                    self.guard.watch(out.loss, self.step)
             self.engine.backward(part.loss)
-        self.engine.step(learning_rate(config.optim, step, config.train.steps))
+        self.engine.step(lr)
         if self.share_buffers is not None:
             self.share_buffers(self.model)
-        self.ema.update(step)
-        self.meter.add(out, batch.truth)
-        self.step = step + 1
-        if self.progress.due():
-            loss, mask_rate = float(out.loss.detach()), float(out.mask_rate)
-            self.progress.show(self.step, loss, mask_rate, self.kl_pi_u())
-        self.stopwatch.stop()
+        self.ema.follow(decay)
+        return out
 
     def fit(self) -> dict[str, Any]:
         """Train to `train.steps`, evaluate, save, report.
@@ -148,10 +166,12 @@ class Trainer:
             Preempted: some rank was asked to stop; all ranks raise it after the same step.
         """
         config, started, watchdog = self.config, time.perf_counter(), self.watchdog
+        self._announce()
+        trace = self.run.path / "trace.json" if self._writes and config.train.profile else None
         seconds_before = self.history.seconds
         self.progress.begin(self.step)
         watchdog.begin(self.step)
-        with closing(self.progress), self._explained(), self._profiler() as profiler:
+        with closing(self.progress), self._explained(), step_profiler(trace) as profiler:
             while self.step < config.train.steps:
                 self.train_step()
                 watchdog.step_done(self.step)
@@ -169,7 +189,54 @@ class Trainer:
                 if stop and not last:
                     raise Preempted(saved, agreed=True)
         with watchdog.phase("finishing"):
-            return export.finish_run(self)
+            return self._finish()
+
+    def _finish(self) -> dict[str, Any]:
+        """Summary of the trained run; on rank 0 also its files and the table on the terminal."""
+        replaced = torch.tensor([float(getattr(self.loader, "replaced", 0))], dtype=torch.float64)
+        trained = TrainedRun(
+            config=self.config,
+            dataset=self.dataset,
+            split=self.split,
+            step=self.step,
+            views_per_step=self.views_per_step,
+            seconds=self.history.seconds,
+            evaluation=self.last_evaluation or self.evaluate(),
+            top1=self.history.top1,
+            pi_u=self.method.normalised_pi_u().tolist(),
+            phi=self.method.phi.tolist(),
+            kl_pi_u=self.kl_pi_u(),
+            labeled_draws=self.labeled_draws.counts(0, self.step),
+            images_replaced=int(self.ranks.sum(replaced.to(self.ranks.device)).item()),
+            commit=self.commit,
+        )
+        summary = summarise(trained)
+        if self._writes:
+            views = None
+            if self.config.log.figures:
+                batch, draws = self.loader.next(self.step), self.loader.describe(self.step)
+                views = views_figure(batch, draws, self.layout, self.dataset)
+            write_results(self.run, trained, summary, self.ema.state_dict(), views)
+        self.ranks.barrier()
+        return summary
+
+    def dry_run(self) -> None:
+        """One step, and what it gave; nothing is written."""
+        self._announce()
+        self.train_step()
+        averages = self.meter.finish(self.ranks)
+        if self.ranks.is_main:
+            announce_dry_run(averages)
+
+    def _announce(self) -> None:
+        announce(
+            self.config,
+            self.ranks,
+            self.split,
+            views_per_step=self.views_per_step,
+            alpha=self.alpha,
+            pretrained=self.pretrained,
+        )
 
     def _finish_period(self, last: bool) -> None:
         """The M step (pi_u and phi), evaluation and one row of metrics."""
@@ -199,11 +266,11 @@ class Trainer:
             "top1_class_mean": evaluation.top1_class_mean if evaluation else None,
             "images_per_second": self.stopwatch.views_per_second(self.views_per_step),
             "data_wait_fraction": self.stopwatch.wait_fraction(),
-            "peak_memory_mib": export.peak_memory_mib(self.ranks.device),
+            "peak_memory_mib": peak_memory_mib(self.ranks.device),
         }
         self.stopwatch = Stopwatch()
         self.progress.show(self.step, row["loss"] or 0.0, row["mask_rate"] or 0.0, kl_pi_u)
-        if self.write and self.ranks.is_main:
+        if self._writes:
             self._log(metrics)
 
     def _log(self, metrics: dict[str, Any]) -> None:
@@ -213,7 +280,7 @@ class Trainer:
             if self.config.checkpoint.on_error == "stop":
                 raise
             logger.warning("%s; training goes on (checkpoint.on_error=continue)", error)
-        self.board.write(metrics)
+        self.tensorboard.write(metrics)
 
     def _agree(self) -> None:
         """All ranks must hold the same data and split before step 1."""
@@ -227,43 +294,19 @@ class Trainer:
         )
 
     def _build_training(self, *, fresh: bool) -> None:
-        config, ranks, data = self.config, self.ranks, self.config.data
-        num_classes = len(self.dataset.class_names)
-        side = self.dataset.images.shape[1]
-        model: nn.Module = build_model(config.model, num_classes, side, seed=config.seed)
-        self.pretrained: PretrainedReport | None = None
-        if fresh and config.model.weights is not None:  # a checkpoint holds the weights itself
-            self.pretrained = load_pretrained(model, config.model.weights)
-            ranks.agree_on({"file of model.weights": self.pretrained.sha256[:12]})
+        config, ranks = self.config, self.ranks
+        model, self.pretrained = build_student(config, self.dataset, ranks, fresh=fresh)
+        if self.pretrained is not None:
             self.fingerprint["weights"] = self.pretrained.sha256
-        model = model.to(ranks.device, weight_dtype(config))
-        if ranks.world_size > 1 and config.distributed.sync_bn is True:
-            model = convert_sync_batch_norm(model)
         self.share_buffers = {"average_buffers": average_buffers, False: first_rank_buffers}.get(
             config.distributed.sync_bn
         )
-        ranks.broadcast_module(model)
-        if config.method.impl == "compile":
-            require_compiler("method.impl=compile", "method.impl=auto", ranks.device)
         self.ema = ModelEMA(model, config.train.ema_decay, warmup=config.train.ema_warmup)
         self.engine = build_engine(config, model, ranks)
         self.model = self.engine.module
-        self.alpha = resolve_alpha(
-            config.method,
-            len(self.split.labeled),
-            len(self.split.unlabeled),
-            data.batch_size,
-            data.mu,
-        )
-        self.method = build_method(
-            config.method,
-            self.split.labeled_counts,
-            alpha=self.alpha,
-            strong_views=config.strong_views,
-        ).to(ranks.device)
-        compile_method(self.method, config)
+        self.method, self.alpha = build_method_for(config, self.split, ranks)
         self.layout = rank_layout(
-            data,
+            config.data,
             labeled_views=config.labeled_views,
             strong_views=config.strong_views,
             world_size=ranks.world_size,
@@ -272,34 +315,23 @@ class Trainer:
         self.micro_batches = config.micro_batches(ranks.world_size)
         rows = self.layout.part(self.micro_batches).rows_by_kind
         self.forward = ViewForward(self.engine, self.method, rows, config.train, ranks.world_size)
+        self.step_graph = build_step_graph(config, ranks, self.learn)
         self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
         self.meter = Meter(ranks.device)
 
-    def _build_loader(self, make_loader: Callable[..., Loader]) -> Loader:
-        config, ranks = self.config, self.ranks
-        threads = config.train.data_threads or config.train.threads
-        return make_loader(
-            config.data,
-            self.dataset,
-            self.split,
-            labeled_views=config.labeled_views,
-            strong_views=config.strong_views,
-            seed=config.seed,
-            rank=ranks.rank,
-            world_size=ranks.world_size,
-            device=ranks.device,
-            start_step=self.step,
-            num_threads=threads or max(1, cpu_cores() // ranks.local_world_size),
-        )
-
-    def _profiler(self) -> AbstractContextManager[Any]:
-        if not (self.config.train.profile and self.write and self.ranks.is_main):
-            return nullcontext()
-        return torch.profiler.profile(
-            schedule=torch.profiler.schedule(wait=2, warmup=2, active=4, repeat=1),
-            on_trace_ready=lambda p: p.export_chrome_trace(str(self.run.path / "trace.json")),
-            record_shapes=True,
-        )
+    def _start_run(self, checkpoint: Path | None) -> None:
+        """Write what a run starts with, on rank 0; the others wait for it."""
+        if self.ranks.is_main:
+            run, config, facts = self.run, self.config, {"alpha": self.alpha, **self.fingerprint}
+            if checkpoint is None:
+                weights = None if self.pretrained is None else asdict(self.pretrained)
+                run.start(config, self.ranks, facts, weights)
+            else:
+                run.go_on(config, self.ranks, facts, checkpoint, self.step)
+            save_split(self.split, run.path, self.dataset)
+            if config.log.tensorboard:
+                self.tensorboard = TensorBoardLog(run.path, purge_step=self.step)
+        self.ranks.barrier()
 
     def evaluate(self) -> Evaluation | None:
         """Top-1 of the EMA model on the test set: argmax f(x), no adjustment (the paper's rule).
@@ -308,9 +340,7 @@ class Trainer:
         """
         if not len(self.split.test):
             return None
-        images, labels = self.dataset.test_images, self.dataset.test_labels
-        if images is None or labels is None:
-            images, labels = self.dataset.images, self.dataset.labels
+        images, labels = self.dataset.test_part
         return evaluate(
             self.ema.module,
             select(images, self.split.test),
@@ -329,6 +359,37 @@ class Trainer:
         counts = self.split.unlabeled_counts
         return None if counts is None else kl_divergence(counts, self.method.normalised_pi_u())
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that training depends on, as tensors and plain types, equal on all ranks.
+
+        Every rank calls it, since rank-local state is gathered.
+        """
+        return {
+            "step": self.step,
+            **self.engine.save(),
+            "ema": self.ema.state_dict(),
+            "method": self.method.state_dict(),
+            "accumulators": gather_counts(self._counts(), self.ranks),
+            "top1": self.history.top1,
+            "seconds": self.history.seconds,
+            "fingerprint": self.fingerprint,
+            "config": self.config.model_dump(mode="json"),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` gave, whatever the number of ranks was then."""
+        self.engine.load({"model": state["model"], "optimizer": state["optimizer"]})
+        self.ema.load_state_dict(state["ema"])
+        self.method.load_state_dict(state["method"])
+        scatter_counts(state["accumulators"], self._counts(), self.ranks)
+        self.fingerprint = dict(state["fingerprint"])
+        self.step = state["step"]
+        self.history = History(list(state["top1"]), state["seconds"])
+
+    def _counts(self) -> list[Tensor]:
+        """What this rank has counted since the last update of the priors, float64 vectors."""
+        return [self.method.labeled_count, self.method.unlabeled_mass, self.meter.sums]
+
     def save(self) -> int | None:
         """Checkpoint of this step. Every rank calls it, since rank-local state is gathered.
 
@@ -341,46 +402,30 @@ class Trainer:
         if not self.write:
             return None
         self.guard.settle()
-        state = collect_state(self)
+        state = self.state_dict()
         refuse_non_finite(state, self.step)
-        refused: UserError | None = None
-        if self.ranks.is_main:
-            try:
-                save_checkpoint(self.run.checkpoints, state, self.config.checkpoint.keep)
-            except UserError as error:
-                refused = error
-        # The others wait here for the file, and learn whether there is one.
-        failed = torch.tensor([float(refused is not None)], device=self.ranks.device)
-        if not self.ranks.sum(failed).item():
-            return self.step
-        if self.config.checkpoint.on_error == "stop":
-            raise refused or PeerError(f"rank 0 could not save the checkpoint of step {self.step}")
-        if refused is not None:
-            logger.warning("%s; training goes on (checkpoint.on_error=continue)", refused)
-        return None
+        saved = save_on_main(self.run.checkpoints, state, self.config.checkpoint, self.ranks)
+        return self.step if saved else None
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
+        """A loss that is not finite, with what is needed to replay the step and to go on."""
         try:
             yield
         except NonFiniteLossError as error:
-            raise self._explain(error) from None
-
-    def _explain(self, error: NonFiniteLossError) -> UserError:
-        """The same error with what is needed to replay the step and to go on."""
-        draws = "no file was written"
-        if self.write:
-            path = self.run.path / f"not_finite_step{error.step}_rank{self.ranks.rank}.json"
-            write_json(path, self.loader.describe(error.step))
-            draws = f"the batch's draws are in {path}"
-        good = list_checkpoints(self.run.checkpoints)
-        last = f"last good checkpoint: {good[0]}" if good else "no checkpoint yet"
-        return NonFiniteLossError(
-            error.step, f"; {draws}; {last}. Lower optim.lr or set optim.grad_clip"
-        )
+            draws = "no file was written"
+            if self.write:
+                path = self.run.path / f"not_finite_step{error.step}_rank{self.ranks.rank}.json"
+                write_json(path, self.loader.describe(error.step))
+                draws = f"the batch's draws are in {path}"
+            good = list_checkpoints(self.run.checkpoints)
+            last = f"last good checkpoint: {good[0]}" if good else "no checkpoint yet"
+            raise NonFiniteLossError(
+                error.step, f"; {draws}; {last}. Lower optim.lr or set optim.grad_clip"
+            ) from None
 
     def close(self) -> None:
         """Free the pipeline; harmless when repeated."""
         self.progress.close()
         self.loader.close()
-        self.board.close()
+        self.tensorboard.close()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from image_folders import picture, save
-
 from simpro_fast.data.datasets.imagenet_classes import class_list
+from tests.data.image_folders import picture, save
 
 
 def write_imagenet_tree(root: Path, per_class: int, val_classes: int = 1000) -> Path:

@@ -15,9 +15,8 @@ from simpro_fast.config import Config, parse_config
 from simpro_fast.data.batch import Batch, Loader
 from simpro_fast.data.loader import build_loader
 from simpro_fast.distributed.process_group import Ranks, start_ranks
-from simpro_fast.training.state import collect_state
 from simpro_fast.training.trainer import Trainer
-from tests.training.gloo_ranks import run_ranks
+from tests.distributed.gloo_ranks import run_ranks
 
 
 def start(config: Config, rank: int, world_size: int) -> Ranks:
@@ -29,7 +28,7 @@ def start(config: Config, rank: int, world_size: int) -> Ranks:
 class HalfBrighter:
     """A loader whose second half of every global batch is brighter by 60 of 255.
 
-    So the ranks' data differ, as case 20 wants it, and one rank sees the same images.
+    So the ranks' data differ, and one rank sees the same images.
     """
 
     def __init__(self, data: Any, dataset: Any, split: Any, **arguments: Any) -> None:
@@ -82,7 +81,7 @@ def train(
         known = trainer.kl_pi_u()
         kl.append(math.nan if known is None else known)
     trainer.save()
-    state = collect_state(trainer)
+    state = trainer.state_dict()
     trainer.close()
     shared = [*state["model"].values(), *state["ema"].values(), *priors]
     checksum = 0

@@ -21,8 +21,8 @@ from simpro_fast.errors import ConfigError
 from simpro_fast.models import build_model
 from simpro_fast.training import trainer
 from simpro_fast.training.micro_batch import split_batch
+from tests.distributed.gloo_ranks import run_ranks
 from tests.distributed.rank_runs import assert_close, dump, mean_losses, on_ranks, start, train
-from tests.training.gloo_ranks import run_ranks
 
 MakeConfig = Callable[..., Config]
 

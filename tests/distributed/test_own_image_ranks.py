@@ -16,8 +16,8 @@ from simpro_fast.errors import UserError
 from simpro_fast.training.trainer import Trainer
 from tests.data.image_folders import tidy
 from tests.data.tar_shards import as_shards
+from tests.distributed.gloo_ranks import run_ranks
 from tests.distributed.rank_runs import assert_close, dump, mean_losses, on_ranks, start, train
-from tests.training.gloo_ranks import run_ranks
 
 MakeConfig = Callable[..., Config]
 OWN = {

@@ -37,7 +37,10 @@ TABLE_COLUMNS = 3 * OPERATIONS_PER_VIEW + 4
 
 
 class Operation(IntEnum):
-    """The 14 operations (draws.NUM_OPERATIONS); a draw picks one uniformly. Numbers are part of a run's identity."""
+    """The operations (`NUM_OPERATIONS` in draws.py), drawn uniformly.
+
+    Numbers are part of a run's identity.
+    """
 
     IDENTITY = 0
     AUTO_CONTRAST = 1

@@ -12,14 +12,16 @@ import torch
 
 from simpro_fast.data.augment.views import make_views, view_plan
 from simpro_fast.data.batch import AugmentConfig
-from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.sampling.draws import AugmentParams
 
 
 def replay_views(
-    description: dict[str, Any], dataset: ArrayDataset, augment: AugmentConfig
+    description: dict[str, Any],
+    images: np.ndarray,
+    unlabeled_pool: np.ndarray,
+    augment: AugmentConfig,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw the views of `Loader.describe` again.
+    """Draw the views of `Loader.describe` again, from the arrays of the data set.
 
     Returns:
         labeled uint8 [L, b, H, W, 3] and unlabeled uint8 [1+V, m, H, W, 3]; view 0 is the weak
@@ -27,11 +29,11 @@ def replay_views(
     """
     labeled, unlabeled = (
         _replay(
-            images[np.asarray(description[kind])],
+            pool[np.asarray(description[kind])],
             AugmentParams.from_lists(description[f"{kind}_views"]),
             augment,
         )
-        for kind, images in (("labeled", dataset.images), ("unlabeled", dataset.unlabeled_pool))
+        for kind, pool in (("labeled", images), ("unlabeled", unlabeled_pool))
     )
     return labeled, unlabeled
 

@@ -62,11 +62,18 @@ class ArrayDataset:
         """The images that `Split.unlabeled` counts."""
         return self.images if self.unlabeled_images is None else self.unlabeled_images
 
-    def unlabeled_truth(self, indices: np.ndarray) -> np.ndarray:
-        """int64 true labels of images of `unlabeled_pool`, -1 where unknown; for diagnostics."""
+    @property
+    def test_part(self) -> tuple[np.ndarray, np.ndarray]:
+        """The images and labels that `Split.test` counts."""
+        if self.test_images is None or self.test_labels is None:
+            return self.images, self.labels
+        return self.test_images, self.test_labels
+
+    def unlabeled_truth(self, dataset_rows: np.ndarray) -> np.ndarray:
+        """int64 true labels of rows of `unlabeled_pool`, -1 where unknown; for diagnostics."""
         if self.unlabeled_images is None:
-            return self.labels[indices]
-        return np.full(len(indices), -1, np.int64)
+            return self.labels[dataset_rows]
+        return np.full(len(dataset_rows), -1, np.int64)
 
     def fingerprint(self) -> str:
         """sha256 over shapes, labels and image bytes of all parts."""
@@ -117,6 +124,11 @@ def checked_labels(labels: Any, count: int, num_classes: int, source: str) -> np
             f"expected 0 to {num_classes - 1}"
         )
     return array.astype(np.int64)
+
+
+def labeled_share(images: int, fraction: float) -> int:
+    """`fraction` of a class, rounded to the nearest and halves to even (ImageNet-127)."""
+    return round(fraction * images)
 
 
 def gray_to_rgb(gray: np.ndarray) -> np.ndarray:

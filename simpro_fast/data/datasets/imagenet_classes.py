@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simpro_fast.data.splits.class_counts import labeled_share
+from simpro_fast.data.datasets.base import labeled_share
 from simpro_fast.errors import UserError
 
 NUM_CLASSES = 1000

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 
 from simpro_fast.config.data import DataConfig
+from simpro_fast.data.datasets.base import labeled_share
 from simpro_fast.errors import ConfigError
 from simpro_fast.utils.logs import FOUND_BY_ALL
 
@@ -66,11 +67,6 @@ def unlabeled_counts(
             f"known: {', '.join(ranks)}, uniform, random"
         )
     return [counts[rank] for rank in ranks[distribution]]
-
-
-def labeled_share(images: int, fraction: float) -> int:
-    """`fraction` of a class, rounded to the nearest and halves to even (ImageNet-127)."""
-    return round(fraction * images)
 
 
 def wanted_counts(

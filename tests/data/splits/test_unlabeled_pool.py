@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toy_split import config, make_dataset
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.augment.replay import replay_views
@@ -17,6 +16,7 @@ from simpro_fast.data.loader import build_loader, resolve_augment
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import load_split, save_split
 from simpro_fast.errors import ConfigError, UserError
+from tests.data.toy_split import config, make_dataset
 
 
 def pooled(pool: int = 30, size: int = 8) -> ArrayDataset:
@@ -109,7 +109,9 @@ def test_batches_take_each_stream_from_its_own_images() -> None:
         assert batch.views[4:16].min() >= 150 / 255
         assert batch.truth.tolist() == [-1] * 12
         assert set(batch.targets.tolist()) <= {0, 1, 2}
-    labeled, unlabeled = replay_views(described, dataset, resolve_augment(data, dataset))
+    labeled, unlabeled = replay_views(
+        described, dataset.images, dataset.unlabeled_pool, resolve_augment(data, dataset)
+    )
     for views, rows in ((labeled, slice(0, 4)), (unlabeled, slice(4, 28))):
         shown = batches[2].views[rows].permute(0, 2, 3, 1).numpy() * 255
         np.testing.assert_array_equal(np.rint(shown).astype(np.uint8), views.reshape(shown.shape))

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from simpro_fast.config import Config, dump_config
-from simpro_fast.fault_tolerance.launchers import is_running
-from simpro_fast.fault_tolerance.stop_requests import PREEMPTED, StopRequests, _is_launcher
+from simpro_fast.fault_tolerance.launchers import _is_launcher, is_running
+from simpro_fast.fault_tolerance.stop_requests import PREEMPTED, StopRequests
 from simpro_fast.run.checkpoint import newest_whole
 from simpro_fast.training.trainer import Trainer
 from tests.conftest import TRAIN, clean_environment
@@ -30,7 +30,7 @@ MakeConfig = Callable[..., Config]
 def test_a_signal_stops_both_and_the_run_goes_on_as_if_nothing_had_happened(
     tiny: MakeConfig, tmp_path: Path, unbroken: Outcome, number: int, to: tuple[int, ...]
 ) -> None:
-    """Priors, periods and metrics are those of the unbroken run (case 26)."""
+    """Priors, periods and metrics are those of the unbroken run."""
     config = tiny({"train.steps": 40, "checkpoint.every": 7})
     ranks = CommandRanks(config, tmp_path)
     ranks.wait_for_checkpoint(7)

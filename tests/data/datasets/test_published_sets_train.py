@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cifar_format import cifar10_members, cifar100_members, write_folder
-from fashion_mnist_format import write_fashion
-from imagenet_tree_format import write_imagenet_tree
-from small_imagenet_format import write_small_imagenet
-from stl10_format import stl10_members, write_stl10
-from svhn_format import write_svhn
 
 from simpro_fast.cli.train import main as train_main
-from tests.cli.test_configs import NAMES
+from tests.config.test_shipped_configs import NAMES
+from tests.data.cifar_format import cifar10_members, cifar100_members, write_folder
+from tests.data.fashion_mnist_format import write_fashion
+from tests.data.imagenet_tree_format import write_imagenet_tree
+from tests.data.small_imagenet_format import write_small_imagenet
+from tests.data.stl10_format import stl10_members, write_stl10
+from tests.data.svhn_format import write_svhn
 
 Train = Callable[..., dict[str, Any]]
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from imagenet_tree_format import write_imagenet_tree
 
 from simpro_fast.cli import prepare
 from simpro_fast.config import Config
@@ -23,6 +22,8 @@ from simpro_fast.data.splits.build import make_split
 from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.training.trainer import Trainer
+from tests.conftest import ROOT
+from tests.data.imagenet_tree_format import write_imagenet_tree
 
 PER_CLASS = 3
 
@@ -65,7 +66,7 @@ def test_split_takes_the_first_images_of_each_class(tree: Path) -> None:
 def test_127_parents_stay_with_their_names(tree: Path) -> None:
     data = config(tree, name="imagenet_127", total_max=None, labeled_fraction=0.34)
     dataset = load_imagenet(data)
-    tables = Path(__file__).parents[2] / "simpro_fast/data/datasets/imagenet_lists"
+    tables = ROOT / "simpro_fast/data/datasets/imagenet_lists"
     parents = json.loads((tables / "imagenet127_wnid_map.json").read_text())
     for images, labels in (
         (dataset.images, dataset.labels),

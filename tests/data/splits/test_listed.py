@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_split import config, make_dataset
 
 from simpro_fast.data.splits import build
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import load_split, save_split
 from simpro_fast.errors import UserError
+from tests.data.toy_split import config, make_dataset
 
 
 def test_saved_split_is_the_same_again(tmp_path: Path) -> None:

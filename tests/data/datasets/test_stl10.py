@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stl10_format import stl10_members, write_stl10, write_stl10_archive
 
 from simpro_fast.config import load_config
 from simpro_fast.config.data import DataConfig
@@ -20,6 +19,7 @@ from simpro_fast.data.datasets.stl10 import read_images
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.methods import resolve_alpha
+from tests.data.stl10_format import stl10_members, write_stl10, write_stl10_archive
 
 
 def load(root: Path, **keys: object) -> ArrayDataset:

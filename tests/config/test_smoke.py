@@ -13,7 +13,7 @@ import yaml
 from simpro_fast.cli.train import main
 from simpro_fast.config import flatten, load_config, load_smoke_config
 from simpro_fast.config.smoke import smoke_sizes
-from tests.cli.test_configs import CONFIGS, NAMES
+from tests.config.test_shipped_configs import CONFIGS, NAMES
 from tests.conftest import TINY
 from tests.data.image_folders import tidy
 

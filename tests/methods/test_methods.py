@@ -10,7 +10,7 @@ from simpro_fast import FixMatch, SimPro
 from simpro_fast.config.schema import MethodConfig
 from simpro_fast.errors import ConfigError
 from simpro_fast.methods import build_method, resolve_alpha
-from tests.training.gloo_ranks import run_ranks
+from tests.distributed.gloo_ranks import run_ranks
 
 COUNTS = [40, 15, 5]
 BUFFERS = ("pi_u", "phi", "labeled_count", "unlabeled_mass")
@@ -280,7 +280,7 @@ def test_casts_leave_the_priors_alone(cast):
     for name in BUFFERS:
         assert getattr(simpro, name).dtype == torch.float64
         assert torch.equal(getattr(simpro, name), before[name])
-    assert list(dict(simpro.named_buffers())) == list(BUFFERS)
+    assert list(simpro.state_dict()) == list(BUFFERS)
     assert simpro.to("meta").pi_u.device.type == "meta"
 
 

@@ -13,7 +13,6 @@ import torch
 from simpro_fast.config import Config, parse_config
 from simpro_fast.data.loader import build_loader
 from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
-from simpro_fast.training.state import collect_state
 from simpro_fast.training.trainer import Trainer
 from tests.distributed.chaos import chaos_config, kill_repeatedly
 from tests.distributed.command_ranks import CommandRanks
@@ -45,7 +44,7 @@ def _resumed(rank: int, world_size: int, tree: dict[str, Any]) -> dict[str, Any]
     """What a run has after its start, and its next batch."""
     config = parse_config(tree)
     trainer = Trainer(config, start(config, rank, world_size))
-    state = collect_state(trainer)
+    state = trainer.state_dict()
     views = trainer.loader.next(trainer.step).views
     trainer.close()
     return {"views": _digests(views), **state}

@@ -9,7 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cifar_format import (
+
+from simpro_fast.config.data import DataConfig
+from simpro_fast.data.datasets.fashion_mnist import read_idx
+from simpro_fast.data.datasets.registry import dataset_names, load_dataset
+from simpro_fast.errors import ConfigError, UserError
+from tests.data.cifar_format import (
     cifar10_members,
     cifar100_members,
     cifar_images,
@@ -17,12 +22,7 @@ from cifar_format import (
     write_archive,
     write_folder,
 )
-from fashion_mnist_format import idx_bytes, write_fashion
-
-from simpro_fast.config.data import DataConfig
-from simpro_fast.data.datasets.fashion_mnist import read_idx
-from simpro_fast.data.datasets.registry import dataset_names, load_dataset
-from simpro_fast.errors import ConfigError, UserError
+from tests.data.fashion_mnist_format import idx_bytes, write_fashion
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 CIFAR10 = "cifar-10-batches-py"

@@ -15,9 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_imagenet_format import planes, spelled, write_batch, write_small_imagenet
-from toy_split import config as toy_config
-from toy_split import make_dataset
 
 from simpro_fast.config import load_config
 from simpro_fast.config.data import DataConfig
@@ -29,6 +26,9 @@ from simpro_fast.data.datasets.small_imagenet import read_batch
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.methods import build_method, resolve_alpha
+from tests.data.small_imagenet_format import planes, spelled, write_batch, write_small_imagenet
+from tests.data.toy_split import config as toy_config
+from tests.data.toy_split import make_dataset
 
 TABLES = Path(str(resources.files("simpro_fast.data.datasets"))) / "imagenet_lists"
 ROWS = json.loads((TABLES / "imagenet_clsloc_wnids.json").read_text())

@@ -12,7 +12,7 @@ from simpro_fast.models.batch_norm import (
     convert_sync_batch_norm,
     first_rank_buffers,
 )
-from tests.training.gloo_ranks import run_ranks
+from tests.distributed.gloo_ranks import run_ranks
 
 ROWS = (5, 3)  # Per rank, unequal on purpose.
 

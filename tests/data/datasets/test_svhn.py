@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from svhn_format import mat_file, write_svhn
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.datasets.svhn import read_svhn_part
 from simpro_fast.data.loader import resolve_augment
 from simpro_fast.errors import ConfigError, UserError
+from tests.data.svhn_format import mat_file, write_svhn
 
 # Two images, byte by byte as MATLAB's documentation of the format has it.
 GOLDEN = (

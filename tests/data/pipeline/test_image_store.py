@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toy_split import config, make_dataset
 
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.pipeline.image_store import ImageStore
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import Split
+from tests.data.toy_split import config, make_dataset
 
 CPU = torch.device("cpu")
 

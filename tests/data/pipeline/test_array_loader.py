@@ -212,7 +212,7 @@ def test_description_replays_the_batch(make: Make) -> None:
     for step in range(2):
         batch = loader.next(step)
         description = json.loads(json.dumps(loader.describe(step)))
-        labeled, unlabeled = replay_views(description, source, views)
+        labeled, unlabeled = replay_views(description, source.images, source.unlabeled_pool, views)
         pixels = np.concatenate([part.reshape(-1, 16, 16, 3) for part in (labeled, unlabeled)])
         expected = (pixels / 255.0 - np.array(views.mean)) / np.array(views.std)
         np.testing.assert_allclose(

@@ -25,7 +25,7 @@ from simpro_fast.models import build_model, load_pretrained, pretrained
 from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.training.trainer import Trainer
 from tests.data.image_folders import tidy
-from tests.training.gloo_ranks import run_ranks
+from tests.distributed.gloo_ranks import run_ranks
 
 MakeConfig = Callable[..., Config]
 State = dict[str, Tensor]
@@ -57,6 +57,41 @@ WRAPPED: dict[str, Callable[[State], Any]] = {
     "module": lambda s: {f"module.{k}": v for k, v in s.items()},
     "all": lambda s: {"state_dict": {f"_orig_mod.module.{k}": v for k, v in s.items()}},
 }
+
+
+PREFIXED: dict[str, tuple[str, Callable[[State], Any]]] = {
+    "moco": (
+        "module.encoder_q.",
+        lambda s: {
+            "state_dict": {
+                **{f"module.encoder_q.{k}": v for k, v in s.items()},
+                **{f"module.encoder_k.{k}": v.clone().zero_() for k, v in s.items()},
+                "module.queue": torch.zeros(2, 2),
+            }
+        },
+    ),
+    "backbone alone": (
+        "model.backbone.",
+        lambda s: {
+            **{f"model.backbone.{k}": v for k, v in s.items() if not k.startswith("head.")},
+            "model.projector.weight": torch.zeros(4, 2),
+        },
+    ),
+    "average alone": ("", lambda s: {"model_ema": s, "step": 7}),
+}
+
+
+@pytest.mark.parametrize("kind", PREFIXED)
+def test_the_prefix_that_most_names_share_is_taken_off(tmp_path: Path, kind: str) -> None:
+    given, model = state(), network()
+    prefix, wrap = PREFIXED[kind]
+    report = load_pretrained(model, torch_file(tmp_path / "w.pt", wrap(given)))
+    assert report.prefix == prefix and (not prefix or repr(prefix) in str(report))
+    fresh = network().state_dict()
+    for name, value in model.state_dict().items():
+        expected = fresh if name.startswith("head.") else given
+        assert torch.equal(value, expected[name]), name
+    assert report.matched == len(given) - 2
 
 
 @pytest.mark.parametrize("wrap", WRAPPED)
