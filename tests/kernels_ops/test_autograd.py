@@ -112,7 +112,7 @@ def test_rows_are_weighted_by_their_incoming_gradient(
 def test_loss_is_the_same_without_grad(
     reduction: str, loss: Loss, impl: str, device: torch.device
 ) -> None:
-    for num_classes in (10, 1000, 5000):
+    for num_classes in (10, 1000, 2500):
         z = _logits(6, num_classes, device)
         with_grad = loss(z, impl, reduction)
         without = loss(z.detach(), impl, reduction)

@@ -9,7 +9,7 @@ from simpro_kernels.pseudo_label_cross_entropy import plans as pseudo
 
 
 @pytest.mark.parametrize(
-    "case", [Case(100, 10), Case(20, 127, dtype="bf16"), Case(6, 4100)], ids=str
+    "case", [Case(100, 10), Case(20, 127, dtype="bf16"), Case(6, 2500)], ids=str
 )
 def test_two_runs_are_bit_equal(case: Case, device: torch.device) -> None:
     inputs = make_inputs(case, device)
@@ -19,7 +19,7 @@ def test_two_runs_are_bit_equal(case: Case, device: torch.device) -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("case", [Case(300, 10), Case(12, 4100)], ids=str)
+@pytest.mark.parametrize("case", [Case(300, 10), Case(12, 2500)], ids=str)
 def test_number_of_programs_changes_rounding_only(
     case: Case, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,7 +84,7 @@ def test_strides_do_not_matter(
     assert_same(*results, bits=same)
 
 
-@pytest.mark.parametrize("num_classes", [5, 5000])
+@pytest.mark.parametrize("num_classes", [5, 2500])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_labeled_strides_do_not_matter(layout: str, num_classes: int, device: torch.device) -> None:
     logits = torch.randn(4, num_classes, device=device)
