@@ -14,6 +14,9 @@ MAX_TILE = 128
 MAX_ROW = 2048
 """Up to this many classes a row is one block in registers; beyond, blocks of columns."""
 
+REGISTERS_FOR = {4: 80, 8: 128, 16: 168, 32: 168}
+"""Registers that so many columns of a row in a lane get along with, in one or two warps."""
+
 
 class Problem(NamedTuple):
     """All that compiles another kernel."""
@@ -44,7 +47,7 @@ def candidates(problem: Problem) -> list[Plan]:
     """Launch plans worth trying, the default first."""
     item, block = problem.dtype.itemsize, problem.block
     if problem.num_classes > MAX_ROW:
-        shapes = [(1024, 4, 96, 2), (2048, 8, 128, 2), (1024, 4, 80, 1)]
+        shapes = [(1024, 4, 128, 2), (2048, 8, 128, 2), (1024, 4, 128, 1)]
         return [
             Plan(warps, registers, resident(warps, registers), {"BLOCK": size, "UNROLL": unroll})
             for size, warps, registers, unroll in shapes
@@ -55,9 +58,12 @@ def candidates(problem: Problem) -> list[Plan]:
     warps = max(1, block // 1024)
     if problem.align < 16 // item and block > 512:
         warps *= 2
-    choices = [w for w in (warps, 2 * warps, warps // 2) if 1 <= w <= block // 128]
-    limits = {1: 168, 2: 168}
-    return [Plan(w, limits.get(w, 128), resident(w, limits.get(w, 128))) for w in choices]
+    plans = []
+    for w in (warps, 2 * warps, warps // 2):
+        if 1 <= w <= block // 128 and block // (32 * w) in REGISTERS_FOR:
+            limit = 128 if w >= 4 else REGISTERS_FOR[block // (32 * w)]
+            plans.append(Plan(w, limit, resident(w, limit)))
+    return plans
 
 
 def launcher(problem: Problem, device: torch.device, plan: Plan | None = None) -> Launcher:

@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 # Arguments of a jitted kernel are pointers and numbers of the compiler, not Python types.
-"""128 < K <= 2,048: a warp (two above 1,024 classes) owns a whole row.
+"""128 < K <= 2,048: a warp (four above 1,024 classes) owns a whole row.
 
 No barrier in the loop, every logit read once, many independent programs on a multiprocessor. The
 weak row of the next image is requested while this one is worked on, the next view while the current
