@@ -34,6 +34,7 @@ EXTRAS["dev"] = (
     + EXTRAS["torchvision"]
     + [
         "pytest>=8",  # tests
+        "pytest-xdist>=3.6",  # two of them at a time, which halves the time on two cores
         "hypothesis>=6.100",  # property tests of kernels and draws
         "ruff==0.17.*",  # lint and format
         "mypy>=1.10",  # types

@@ -27,15 +27,10 @@ from tests.conftest import TINY
 from tests.data.cifar_format import cifar10_members, write_archive
 from tests.distributed.gloo_ranks import GlooRanks, run_ranks
 from tests.distributed.listening import listening_addresses
+from tests.processes import free_port
 
 Run = Callable[..., "CompletedProcess[str]"]
 BIN = Path(sys.executable).parent
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _start(rank: int, world_size: int, tree: dict[str, Any], **environment: str) -> Ranks:
