@@ -37,6 +37,7 @@ DTYPES = ("bf16", "fp32")
 PSEUDO, ADJUSTED = "pseudo_label_cross_entropy", "adjusted_cross_entropy"
 NORM = "batch_norm_act"
 CHANNELS = (16, 128, 1024)
+AUGMENT, SIDES = "augment", (16, 28, 32, 64)
 BOTH = "PRIORS GRAD"
 
 
@@ -46,6 +47,7 @@ class Specialisation:
 
     op: str
     num_classes: int
+    """K; of augment the side of the pictures."""
     dtype: str
     options: str = ""
     """Space-separated flags that are on."""
@@ -94,6 +96,8 @@ def specialisations() -> Iterator[Specialisation]:
         yield Specialisation(op, 1000, "fp16", BOTH, 8)
         for dtype in DTYPES:  # a slice of columns leaves no alignment
             yield Specialisation(op, 1000, dtype, BOTH, 1)
+    for side, dtype in itertools.product(SIDES, DTYPES):
+        yield Specialisation(AUGMENT, side, dtype)
     for dtype in (*DTYPES, "fp16"):
         yield Specialisation("gradient", 0, dtype, "IN_PLACE")
     yield Specialisation("gradient", 1000, "bf16", "IN_PLACE")
@@ -127,6 +131,8 @@ def candidates() -> Iterator[Specialisation]:
     for spec in (*specs, *norms(CHANNELS, DTYPES)):
         for index in range(len(_plans(spec.op).candidates(_problem(spec)))):
             yield Specialisation(**{**asdict(spec), "candidate": index})
+    for side, index in itertools.product(SIDES, range(2)):
+        yield Specialisation(AUGMENT, side, "bf16", candidate=index)
 
 
 def smoke_specialisations() -> list[Specialisation]:
@@ -146,11 +152,13 @@ def _plans(op: str) -> Any:
 
 
 def _problem(spec: Specialisation) -> Any:
-    """The problem as the operation's launch describes it; of a loss: two strong views, the mean."""
+    """The problem as its launch describes it; of a loss with two strong views, the mean."""
     import torch
 
     plans = _plans(spec.op)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[spec.dtype]
+    if spec.op == AUGMENT:
+        return plans.Problem(spec.num_classes, spec.num_classes, dtype)
     chosen = spec.options.split()
     if spec.op == NORM:
         kernel = chosen[0].lower()
@@ -238,6 +246,7 @@ def _pointer(name: str, dtype: str) -> str:
     if name in _OF_DTYPE:
         return f"*{dtype}"
     integers = {"mask_ptr": "*i1", "targets_ptr": "*i64", "counter_ptr": "*i32"}
+    integers |= {"images_ptr": "*u8", "plan_ptr": "*i32", "constants_ptr": "*i32"}
     return integers.get(name, "*fp32")
 
 
