@@ -35,6 +35,8 @@ ARCHITECTURES = (80, 90, 100)
 CLASSES = (10, 127, 1000, 2048, 21841)
 DTYPES = ("bf16", "fp32")
 PSEUDO, ADJUSTED = "pseudo_label_cross_entropy", "adjusted_cross_entropy"
+NORM = "batch_norm_act"
+CHANNELS = (16, 128, 1024)
 AUGMENT, SIDES = "augment", (16, 28, 32, 64)
 BOTH = "PRIORS GRAD"
 
@@ -100,17 +102,35 @@ def specialisations() -> Iterator[Specialisation]:
         yield Specialisation("gradient", 0, dtype, "IN_PLACE")
     yield Specialisation("gradient", 1000, "bf16", "IN_PLACE")
     yield Specialisation("gradient", 1000, "bf16")
+    yield from norms(CHANNELS, (*DTYPES, "fp16"))
+    yield Specialisation(NORM, 40, "bf16", "SUMS FLAG", 8)  # not a power of two
+    yield Specialisation(NORM, 3, "fp32", "GRADIENT FLAG", 1)
     yield Specialisation("count", 0, "fp32")
     yield Specialisation("reduce", 0, "fp32")
 
 
+def norms(channels: tuple[int, ...], dtypes: tuple[str, ...]) -> Iterator[Specialisation]:
+    """The kernels of batch norm; FLAG stands for running statistics or for a residual."""
+    from simpro_kernels.batch_norm_act.plans import KERNELS
+
+    for kernel, flag in itertools.product(KERNELS, (" FLAG", "")):
+        if kernel == "merge":  # of statistics, float32 whatever the dtype
+            yield Specialisation(NORM, channels[-1], "fp32", f"MERGE{flag}", 8)
+            continue
+        for size, dtype in itertools.product(channels, dtypes):
+            yield Specialisation(NORM, size, dtype, f"{kernel.upper()}{flag}", 8)
+
+
 def candidates() -> Iterator[Specialisation]:
     """Every launch plan of every operation, for the shapes that a tuner looks at."""
-    for num_classes, dtype in itertools.product(CLASSES, ("bf16", "fp32")):
-        for op, options in itertools.product((PSEUDO, ADJUSTED), (BOTH, "PRIORS")):
-            spec = Specialisation(op, num_classes, dtype, options, gcd(8, num_classes))
-            for index in range(len(_plans(op).candidates(_problem(spec)))):
-                yield Specialisation(**{**asdict(spec), "candidate": index})
+    specs = [
+        Specialisation(op, num_classes, dtype, options, gcd(8, num_classes))
+        for num_classes, dtype in itertools.product(CLASSES, DTYPES)
+        for op, options in itertools.product((PSEUDO, ADJUSTED), (BOTH, "PRIORS"))
+    ]
+    for spec in (*specs, *norms(CHANNELS, DTYPES)):
+        for index in range(len(_plans(spec.op).candidates(_problem(spec)))):
+            yield Specialisation(**{**asdict(spec), "candidate": index})
     for side, index in itertools.product(SIDES, range(2)):
         yield Specialisation(AUGMENT, side, "bf16", candidate=index)
 
@@ -140,6 +160,9 @@ def _problem(spec: Specialisation) -> Any:
     if spec.op == AUGMENT:
         return plans.Problem(spec.num_classes, spec.num_classes, dtype)
     chosen = spec.options.split()
+    if spec.op == NORM:
+        kernel = chosen[0].lower()
+        return plans.Problem(kernel, spec.num_classes, dtype, spec.align, "FLAG" in chosen)
     values = {
         "num_classes": spec.num_classes,
         "num_views": 2 if spec.num_classes > plans.MAX_ROW else 0,
@@ -215,8 +238,12 @@ def compile_and_inspect(spec: Specialisation, arch: int) -> Row:
     )
 
 
+_OF_DTYPE = {"weak_ptr", "strong_ptr", "logits_ptr", "grad_ptr", "out_ptr", "x_ptr", "y_ptr"}
+_OF_DTYPE |= {"residual_ptr", "grad_x_ptr", "grad_residual_ptr"}
+
+
 def _pointer(name: str, dtype: str) -> str:
-    if name in ("weak_ptr", "strong_ptr", "logits_ptr", "grad_ptr", "out_ptr"):
+    if name in _OF_DTYPE:
         return f"*{dtype}"
     integers = {"mask_ptr": "*i1", "targets_ptr": "*i64", "counter_ptr": "*i32"}
     integers |= {"images_ptr": "*u8", "plan_ptr": "*i32", "constants_ptr": "*i32"}
