@@ -44,8 +44,8 @@ class MethodConfig(Section):
     adjust_loss: bool = True
     """Ablation: false removes tau * log phi from both losses (no M step)."""
     impl: Literal["auto", "triton", "eager", "compile"] = "auto"
-    """Loss kernels: `auto` takes Triton on CUDA and eager PyTorch elsewhere; `compile` is the
-    eager reference through torch.compile."""
+    """Loss kernels: `auto` takes Triton on CUDA and eager PyTorch elsewhere; `compile` is the eager
+    reference through torch.compile."""
 
     @model_validator(mode="after")
     def _check(self) -> MethodConfig:
@@ -112,7 +112,7 @@ class TrainConfig(Section):
     `cuda-graphs` compiles as `default` and replays the step as one CUDA graph, or where that cannot
     be (see cuda_graph) the network alone."""
     cuda_graph: bool = False
-    """Replay the whole step, optimizer and EMA included, as one CUDA graph, where that can be:
+    """Replay the whole step, optimizer and average included, as one CUDA graph, where that can be:
     one GPU, distributed.engine=plain, one micro-batch, strong_forward=all (docs/performance.md)."""
     cudnn_benchmark: bool = True
     """On CUDA: time cuDNN's convolution algorithms at the first step and keep the fastest, where

@@ -67,7 +67,7 @@ def _hold_out(
 
 
 def split_from_file(data: DataConfig, path: Path, dataset: ArrayDataset) -> Split:
-    """Take dataset rows chosen elsewhere; without a list `test`, all of the set's test part."""
+    """Take index lists made elsewhere; without a list `test`, all of the set's test part."""
     lists = read_lists(path)
     if "test" not in lists:
         if dataset.test_labels is None:
