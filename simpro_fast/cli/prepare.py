@@ -1,4 +1,4 @@
-"""`simpro-fast prepare` and `launch/prepare.py`: look at a data set before training on it."""
+"""`simpro-fast prepare` and `launch/prepare.py`: check a data set before training on it."""
 
 from __future__ import annotations
 
@@ -65,14 +65,19 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="skip: leave unusable files out and go on (default: error, exit code 1)",
     )
     parser.add_argument(
-        "--pack", type=_positive, metavar="PX", help="also pack to this square size"
+        "--pack",
+        type=_positive,
+        metavar="PX",
+        help="also write one array of PX x PX images",
     )
-    parser.add_argument("--init-config", type=Path, metavar="FILE", help="write a configuration")
     parser.add_argument(
-        "--format", choices=("csv", "parquet"), default="csv", help="of the manifest"
+        "--init-config", type=Path, metavar="FILE", help="also write a configuration to train with"
+    )
+    parser.add_argument(
+        "--format", choices=("csv", "parquet"), default="csv", help="format of the manifest"
     )
     parser.add_argument("--threads", type=_positive, default=cpu_cores(), help="default: all cores")
-    parser.add_overrides("with --config")
+    parser.add_overrides("change keys of --config")
     return parser.parse(arguments)
 
 
@@ -214,7 +219,7 @@ def _write_images(
     if not published:  # there the numbers of the classes count, too
         print(
             f"fingerprint {written.usable().fingerprint()[:12]} of the list "
-            "(training shows it as `data`; a run goes on only with the same)"
+            "(training shows it as `data`; a run resumes only with the same)"
         )
     packed = _pack(options, written) if options.pack else None
     if options.init_config:

@@ -39,15 +39,13 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--config", help="YAML file or the name of a shipped one: digits_lt/reversed (required)"
     )
-    parser.add_argument("--print-config", action="store_true", help="print the configuration, stop")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="split, one batch, one step; nothing is written"
-    )
+    parser.add_argument("--print-config", action="store_true", help="print all keys and exit")
+    parser.add_argument("--dry-run", action="store_true", help="train one step and write nothing")
     parser.add_argument(
         "--smoke",
         action="store_true",
-        help="three steps at the smallest sizes, anew in <output_dir>/smoke/; "
-        "with --print-config it shows the changes",
+        help="train three steps at the smallest sizes in <output_dir>/smoke/, emptied first; "
+        "with --print-config: list the changes",
     )
     parser.add_overrides()
     options = parser.parse(arguments, _hint)

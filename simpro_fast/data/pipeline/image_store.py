@@ -88,7 +88,7 @@ class ImageStore:
             sizes = f"{size / 2**30:.1f} GiB of images, {free / 2**30:.1f} GiB free on the GPU"
             if required:
                 raise ConfigError(f"data.resident=device: {sizes}; set data.resident=auto")
-            logger.info("%s: they stay on the host and are sent batch by batch", sizes)
+            logger.info("%s: they stay on the host, and each batch is copied", sizes)
             return
         resident = torch.empty(
             (len(used[0]) + len(used[1]), self._side, self._side, 3),
