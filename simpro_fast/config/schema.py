@@ -211,7 +211,7 @@ class DistributedConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """What is saved, and where a run goes on."""
+    """What is saved, and from where a run resumes."""
 
     every: int = Field(1000, gt=0)
     """In steps; the last step is always saved."""

@@ -45,7 +45,7 @@ class _Prepared:
     dataset_rows: np.ndarray
     """int64 [b + m], labeled ones first."""
     replaced: int
-    """How many of them stand in for a damaged image."""
+    """How many of them replace a damaged image."""
     inputs: tuple[Any, ...]
     """The images (paths, or futures of lists of their bytes), then each view's `VIEW_INPUTS`."""
 
@@ -108,7 +108,7 @@ class FileLoader:
         self._failure: str | None = None
         self._bad: set[int] = set()  # dataset rows
         self.replaced = 0
-        """Images of the batches handed out so far that stand in for a damaged one."""
+        """Images of the batches returned so far that replace a damaged one."""
         # See ArrayLoader: this thread's pool of torch threads must exist before the pipeline's.
         torch.get_num_threads()
         self._readers: ThreadPoolExecutor | None = None
