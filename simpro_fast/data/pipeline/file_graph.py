@@ -1,7 +1,7 @@
 """The DALI graph of a training step from image files: each is read and decoded once.
 
 A data set of plain files names them to the graph, which reads them. Where some lie in tar shards,
-the host reads them all by offset (`EncodedReader`) and the graph gets their bytes; what comes
+the host reads them all by offset (`encoded_array`) and the graph gets their bytes; what comes
 after is the same.
 """
 
