@@ -1,0 +1,15 @@
+"""The trials of attack.py: every attempt of every kind must be survived."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.survival.attack import attempts, trials
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", trials())
+def test_every_attack_is_survived(kind: str) -> None:
+    found = [attempt for function in trials()[kind] for attempt in attempts(function)]
+    assert found, "nothing was tried"
+    assert not [attempt for attempt in found if attempt.complaint is not None]
