@@ -24,6 +24,7 @@ from simpro_fast.data.files.check import (
     check_images,
     nothing_to_learn_from,
 )
+from simpro_fast.data.files.decode import MEGAPIXELS
 from simpro_fast.data.files.manifest import Manifest, Row, read_manifest, write_manifest
 from simpro_fast.data.files.packed import is_packed, pack, packed_path
 from simpro_fast.data.files.scan_folders import scan_folders
@@ -69,6 +70,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--init-config", type=Path, metavar="FILE", help="write a configuration")
     parser.add_argument(
         "--format", choices=("csv", "parquet"), default="csv", help="of the manifest"
+    )
+    parser.add_argument(
+        "--max-megapixels",
+        type=_positive,
+        metavar="N",
+        help=f"largest picture that is decoded (default: {MEGAPIXELS}); as data.max_megapixels",
     )
     parser.add_argument("--threads", type=_positive, default=cpu_cores(), help="default: all cores")
     parser.add_overrides("with --config")
@@ -197,6 +204,7 @@ def _write_images(
         threads=options.threads,
         progress=progress,
         compare=not published,
+        megapixels=options.max_megapixels or (data.max_megapixels if data else MEGAPIXELS),
     )
     progress.close()
     problems = checked.problems()

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,9 +130,9 @@ def test_second_run_decodes_nothing_and_a_changed_file_again(
 ) -> None:
     looked_at: list[str] = []
 
-    def look(path: Path) -> Facts:
+    def look(path: Path, *settings: Any) -> Facts:
         looked_at.append(path.name)
-        return check_file(path)
+        return check_file(path, *settings)
 
     monkeypatch.setattr(check, "check_file", look)
     assert run(root, "--pack", "16") == 0
@@ -275,7 +276,7 @@ def test_tar_shards(
     config = load_config(root / "own.yaml")
     assert load_dataset(config.data).fingerprint() == manifest.fingerprint()
     with monkeypatch.context() as patch:
-        patch.setattr(check, "check_file", lambda image: pytest.fail(f"{image} again"))
+        patch.setattr(check, "check_file", lambda image, *_: pytest.fail(f"{image} again"))
         assert prepare.main(arguments) == 0
     half = (root / "unlabeled/000.jpg").read_bytes()[:400]
     bad = [("cut.jpg", half), ("note.jpg", b"a note"), ("empty.jpg", b"")]

@@ -16,7 +16,7 @@ import numpy as np
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset, Rows
-from simpro_fast.data.files.decode import OK, Facts, ImageSource, read_header
+from simpro_fast.data.files.decode import CHANGED, OK, Facts, ImageSource, read_header, size_status
 from simpro_fast.data.files.manifest import Manifest, Row, read_manifest
 from simpro_fast.data.files.packed import open_packed, square
 from simpro_fast.data.files.scan_folders import scan_folders
@@ -24,6 +24,7 @@ from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL
 from simpro_fast.utils.parallel_map import in_order
+from simpro_fast.utils.regular_file import check_regular
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +55,12 @@ class FileImages:
         return len(self.rows)
 
     def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> np.ndarray:
-        files = [row.image for row in self.subset(np.arange(len(self))[index]).rows]
-        size = self.shape[1]
-        missing = [file for file in dict.fromkeys(files) if file not in self._kept]
+        chosen = self.subset(np.arange(len(self))[index]).rows
+        files, size = [row.image for row in chosen], self.shape[1]
+        rows = dict(zip(files, chosen, strict=True))
+        missing = [file for file in rows if file not in self._kept]
         fresh = {}
-        decoded = in_order(lambda file: square(file, size), missing, _threads())
+        decoded = in_order(lambda file: square(rows[file], size), missing, _threads())
         for file, pixels in zip(missing, decoded, strict=True):
             fresh[file] = pixels
             if (len(self._kept) + 1) * size * size * 3 <= _KEPT_BYTES:
@@ -115,7 +117,7 @@ def load_own_images(data: DataConfig) -> ImageListDataset:
     else:
         if data.image_size is None:
             raise ConfigError("own images have many sizes; set data.image_size, for example 32")
-        manifest = with_sizes(manifest.usable(), data.on_bad_image)
+        manifest = with_sizes(manifest.usable(), data)
         images = cast(np.ndarray, FileImages(manifest.rows, data.image_size))
     numbers = {name: k for k, name in enumerate(manifest.class_names)}
     labels = np.array([numbers.get(row.label, -1) for row in manifest.rows], np.int64)
@@ -144,38 +146,44 @@ def _listed(data: DataConfig) -> Manifest:
     return manifest
 
 
-def with_sizes(manifest: Manifest, on_bad_image: str) -> Manifest:
+def with_sizes(manifest: Manifest, data: DataConfig) -> Manifest:
     """Compare files with the list, and read the sizes that it lacks from their headers.
 
     Raises:
         UserError: a listed file is gone or has changed, or, unless on_bad_image=skip leaves it out,
-            one without a size in the list cannot be read or is no image of a kind that is read.
+            one that `prepare` has not seen cannot be read or is no image of a kind that is read.
     """
 
     def look(row: Row) -> Facts:
         image = row.image
-        if not row.width:
-            return read_header(image)
-        try:
-            if isinstance(image, Member):
-                image.verify()
-                return Facts(row.width, row.height, row.bytes, row.sha256)
-            length = os.stat(row.path).st_size
-        except OSError as error:
-            return Facts(status=f"unreadable: {error.strerror}")
-        changed = row.bytes not in (0, length)
-        status = f"changed: {length} bytes, {row.bytes} listed" if changed else OK
-        return Facts(row.width, row.height, row.bytes or length, row.sha256, status)
+        if not row.sha256:
+            facts = read_header(image, data.max_megapixels)
+        else:
+            try:
+                length = row.bytes
+                if isinstance(image, Member):
+                    image.verify()
+                else:
+                    length = check_regular(image).st_size
+            except OSError as error:
+                return Facts(status=f"unreadable: {error.strerror}")
+            facts = Facts(row.width, row.height, length)
+        status = size_status(facts, (row.width or facts.width, row.height or facts.height))
+        if status == OK and row.bytes not in (0, facts.bytes):
+            status = f"{CHANGED}: {facts.bytes} bytes, {row.bytes} listed"
+        return replace(facts, status=status)
 
     rows, refused = [], []
     for row, facts in zip(manifest.rows, in_order(look, manifest.rows, _threads()), strict=True):
         now = replace(row, width=facts.width, height=facts.height, bytes=facts.bytes)
         if facts.status == OK:
             rows.append(now)
-        elif on_bad_image == "skip" and not row.width:
+        elif (
+            data.on_bad_image == "skip" and not row.sha256 and not facts.status.startswith(CHANGED)
+        ):
             refused.append(f"{row.image}: {facts.status}")
         else:
-            skip = "" if row.width else "set data.on_bad_image=skip, "
+            skip = "" if row.sha256 else "set data.on_bad_image=skip, "
             raise UserError(
                 f"{row.image}: {facts.status}; restore it, {skip}or run launch/prepare.py "
                 "on the set"
