@@ -12,6 +12,8 @@ are in `attack_*.py` beside this file; a kind of attack is one function:
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
 import tempfile
 import time
@@ -37,13 +39,20 @@ Trial = Callable[[Path], Iterable[Attempt]]
 """Makes its files in the empty folder that it is given, and yields its attempts."""
 
 _TRIALS: dict[str, list[Trial]] = {}
+_SLOW: set[str] = set()
 
 
-def trial(kind: str) -> Callable[[Trial], Trial]:
-    """Register a function as (part of) the trials of a kind."""
+def trial(kind: str, *, slow: bool = False) -> Callable[[Trial], Trial]:
+    """Register a function as (part of) the trials of a kind.
+
+    Args:
+        slow: the kind takes more than some seconds, and is left to `make test-all`.
+    """
 
     def register(function: Trial) -> Trial:
         _TRIALS.setdefault(kind, []).append(function)
+        if slow:
+            _SLOW.add(kind)
         return function
 
     return register
@@ -54,6 +63,10 @@ def trials() -> dict[str, list[Trial]]:
     for path in sorted(Path(__file__).parent.glob("attack_*.py")):
         import_module(f"tests.survival.{path.stem}")
     return _TRIALS
+
+
+def is_slow(kind: str) -> bool:
+    return kind in _SLOW
 
 
 def refused(function: Callable[[], Any], *words: str) -> str | None:
@@ -77,6 +90,27 @@ def wrong_line(text: str, *words: str) -> str | None:
         return f"not one printable line: {text!r}"
     missing = [word for word in words if word not in text]
     return f"{missing[0]!r} is missing in: {text}" if missing else None
+
+
+def in_own_process(function: Callable[..., Any], *arguments: Any, timeout: float = 300) -> Any:
+    """What a function of a module gives in a process of its own, which may crash.
+
+    Args:
+        function, arguments: both from and to JSON; paths are given as text.
+
+    Raises:
+        AssertionError: the process died; says how.
+    """
+    code = (
+        f"import json, sys; from {function.__module__} import {function.__name__} as f; "
+        "json.dump(f(*json.loads(sys.argv[1])), open(sys.argv[2], 'w'))"
+    )
+    with tempfile.NamedTemporaryFile() as result:
+        command = [sys.executable, "-c", code, json.dumps(arguments, default=str), result.name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+        if done.returncode != 0:
+            raise AssertionError(f"exit code {done.returncode}: {done.stderr[-500:]}")
+        return json.load(result)
 
 
 def attempts(function: Trial) -> Iterator[Attempt]:
