@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import cast
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset, Rows
 from simpro_fast.data.files.decode import CHANGED, OK, Facts, ImageSource, read_header, size_status
-from simpro_fast.data.files.manifest import Manifest, Row, read_manifest
+from simpro_fast.data.files.manifest import EVALUATED, Manifest, Row, read_manifest
 from simpro_fast.data.files.packed import open_packed, square
 from simpro_fast.data.files.scan_folders import scan_folders
 from simpro_fast.data.files.tar_index import Member
@@ -108,7 +109,7 @@ def load_own_images(data: DataConfig) -> ImageListDataset:
         ConfigError: no image size, or a class without a labeled image.
         UserError: what `scan_folders` and `read_manifest` raise; a file that is gone, has changed
             since `prepare`; one that `prepare` has not seen and that cannot be used (left out
-            with on_bad_image=skip).
+            with on_bad_image=skip); an image that is both trained on and tested on.
     """
     manifest = _listed(data)
     if data.packed is not None:
@@ -119,6 +120,7 @@ def load_own_images(data: DataConfig) -> ImageListDataset:
             raise ConfigError("own images have many sizes; set data.image_size, for example 32")
         manifest = with_sizes(manifest.usable(), data)
         images = cast(np.ndarray, FileImages(manifest.rows, data.image_size))
+    _refuse_leaks(manifest)
     numbers = {name: k for k, name in enumerate(manifest.class_names)}
     labels = np.array([numbers.get(row.label, -1) for row in manifest.rows], np.int64)
     _check_classes(data, manifest, labels)
@@ -197,6 +199,26 @@ def with_sizes(manifest: Manifest, data: DataConfig) -> Manifest:
             extra=FOUND_BY_ALL,
         )
     return replace(manifest, rows=tuple(rows))
+
+
+def _refuse_leaks(manifest: Manifest) -> None:
+    """By place, and by content where that is known; `prepare` compares the contents of all."""
+    folder = cache(os.path.realpath)
+
+    def keys(row: Row) -> Iterator[Hashable]:
+        parent, name = os.path.split(row.path)
+        yield folder(parent), name, row.member, row.offset
+        if row.sha256:
+            yield row.sha256
+
+    tested = {key: row for row in manifest.rows if row.split in EVALUATED for key in keys(row)}
+    for row in manifest.rows if tested else ():
+        leak = next((tested[key] for key in keys(row) if key in tested), None)
+        if leak is not None and row.split not in EVALUATED:
+            raise UserError(
+                f"{leak.image}: the {leak.split} image is among the {row.split} ones, too "
+                f"({row.image}); test on images that are not trained on"
+            )
 
 
 def _check_classes(data: DataConfig, manifest: Manifest, labels: np.ndarray) -> None:

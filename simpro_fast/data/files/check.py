@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from simpro_fast.data.files.decode import MEGAPIXELS, OK, TOO_LARGE, Facts, check_file
-from simpro_fast.data.files.manifest import SPLITS, Manifest, Row, csv_bytes
+from simpro_fast.data.files.manifest import EVALUATED, SPLITS, Manifest, Row, csv_bytes
 from simpro_fast.data.pipeline.file_graph import GraphDecoder
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.parallel_map import in_order
@@ -25,7 +25,6 @@ _CACHE_COLUMNS = (
     *("width", "height", "bytes", "sha256", "status_by_both_decoders"),
 )
 """A cache of other columns, by other rules, is not used."""
-_EVALUATED = ("val", "test")
 _Key = tuple[str, str, int]
 """What identifies an image: path, member, offset."""
 
@@ -132,7 +131,7 @@ def _mark_duplicates(rows: Sequence[Row]) -> tuple[list[Row], int]:
     for row in rows:
         if row.status != OK:
             continue
-        if row.split in _EVALUATED:
+        if row.split in EVALUATED:
             evaluated.setdefault(row.sha256, row)
         elif row.split == "labeled":
             first = labeled.setdefault(row.sha256, row)
@@ -155,7 +154,7 @@ def _duplicate(
 ) -> str | None:
     """What is wrong with a readable image's content; the tables go from content to image."""
     test, twin = evaluated.get(row.sha256), labeled.get(row.sha256)
-    if row.split in _EVALUATED:
+    if row.split in EVALUATED:
         if test is not None and test.label != row.label:
             return f"{test.image} has the same content and the label {test.label!r}"
     elif test is not None:

@@ -24,7 +24,7 @@ from PIL import Image, ImageChops
 
 from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import UserError
-from simpro_fast.utils.regular_file import open_regular
+from simpro_fast.utils.regular_file import open_regular, read_regular
 
 ImageSource = Path | Member
 """A file, or a part of one: where the encoded bytes of an image come from."""
@@ -157,6 +157,11 @@ def size_status(facts: Facts, listed: tuple[int, int]) -> str:
         return facts.status
     width, height = listed
     return f"{CHANGED}: {facts.width} x {facts.height} pixels, {width} x {height} listed"
+
+
+def encoded_bytes(source: ImageSource) -> bytes | memoryview:
+    """The content of a file. Raises `OSError`."""
+    return source.read_view() if isinstance(source, Member) else read_regular(source)
 
 
 def _open(source: ImageSource) -> IO[bytes]:

@@ -29,6 +29,7 @@ from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.regular_file import check_regular, read_regular
 
 SPLITS = ("labeled", "unlabeled", "val", "test")
+EVALUATED = SPLITS[2:]
 _LONGEST_SIDE, _LONGEST_FILE = 10**6, 2**60
 _INTEGERS = {
     "width": _LONGEST_SIDE,

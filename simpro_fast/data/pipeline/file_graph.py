@@ -15,10 +15,8 @@ import numpy as np
 import torch
 
 from simpro_fast.data.batch import AugmentConfig
-from simpro_fast.data.files.decode import ImageSource
-from simpro_fast.data.files.tar_index import Member
+from simpro_fast.data.files.decode import ImageSource, encoded_bytes
 from simpro_fast.data.pipeline.dali import import_dali, normalise, strong_view
-from simpro_fast.utils.regular_file import read_regular
 
 VIEW_INPUTS = ("start", "end", "mirror", "table")
 """Of each view of n images: float32 [n, 2] and [n, 2], the box's corners (y, x) in pixels;
@@ -36,8 +34,9 @@ def encoded_array(image: ImageSource) -> np.ndarray:
     No decoder takes a zero, so the file fails the batch that it belongs to, as a file does that
     the graph cannot read; an error from here would fail a batch before that one.
     """
+    data: bytes | memoryview
     try:
-        data = image.read_view() if isinstance(image, Member) else read_regular(image)
+        data = encoded_bytes(image)
     except OSError:
         data = b""
     return np.frombuffer(data or b"\0", np.uint8)
