@@ -33,6 +33,7 @@ from simpro_fast.data.files.suggest_config import suggest_config
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.machine import cpu_cores
+from simpro_fast.utils.regular_file import read_regular
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 _SHOWN = 50
@@ -173,7 +174,7 @@ def _check_unedited(options: argparse.Namespace) -> None:
     path = _manifest_path(options)
     packed = packed_path(options.output, options.pack) if options.pack else None
     try:
-        if target.read_bytes() == suggest_config(
+        if read_regular(target) == suggest_config(
             read_manifest(path).usable(), path, packed, options.pack
         ):
             return

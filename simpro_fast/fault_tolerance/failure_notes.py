@@ -21,6 +21,7 @@ import torch.distributed as dist
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import UserError
 from simpro_fast.utils.atomic_write import write_json
+from simpro_fast.utils.regular_file import read_text
 
 NOTE_DELAY = 2.0
 """Seconds that a note may need to become visible over a network file system."""
@@ -93,7 +94,7 @@ class FailureNotes:
         names = {field.name for field in fields(Failure)}
         for path in self._folder.glob("rank*.json"):
             try:
-                note = json.loads(path.read_text(encoding="utf-8"))
+                note = json.loads(read_text(path))
                 if note["launch"] == self._token and path.stem != f"rank{self._rank}":
                     found.append(Failure(**{k: v for k, v in note.items() if k in names}))
             except (OSError, ValueError, KeyError, TypeError):

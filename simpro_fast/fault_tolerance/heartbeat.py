@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed as dist
 
 from simpro_fast.fault_tolerance.launchers import is_running
+from simpro_fast.utils.regular_file import read_text
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Heartbeats:
         found = {}
         for rank in range(self._world_size):
             try:
-                text = self._path(rank).read_text(encoding="utf-8")
+                text = read_text(self._path(rank))
                 found[rank] = Beat(**json.loads(text))
             except (OSError, ValueError, TypeError):
                 continue

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from simpro_fast.errors import UserError
 from simpro_fast.models.head import head_of
+from simpro_fast.utils.regular_file import read_regular
 
 # How training scripts wrap a state dict, and what wrappers of the network prepend to every name.
 _WRAPPERS = ("state_dict", "model")
@@ -105,7 +106,7 @@ def _read(path: Path) -> bytes:
     if path.is_dir():
         raise UserError(f"model.weights={path} is a folder; give the weights file in it")
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except FileNotFoundError:
         raise UserError(f"model.weights={path} does not exist; check the path") from None
     except OSError as error:

@@ -19,6 +19,7 @@ from simpro_fast.config.schema import CheckpointConfig
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import ConfigError, PeerError, UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL
+from simpro_fast.utils.regular_file import check_regular
 
 FORMAT = 1
 _NAME = re.compile(r"step_(\d{9})\.pt")
@@ -111,6 +112,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         UserError: missing, damaged, of another format, or holding anything but plain data.
     """
     try:
+        check_regular(path)
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
         if damaged is not None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from simpro_fast.errors import UserError
+from simpro_fast.utils.regular_file import read_text
 
 
 @contextmanager
@@ -67,7 +68,7 @@ def read_json(path: Path) -> dict[str, Any]:
         UserError: it cannot be read or holds something else.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error})") from None
     if not isinstance(value, dict):

@@ -18,6 +18,7 @@ from simpro_fast.data.files.manifest import EVALUATED, SPLITS, Manifest, Row, cs
 from simpro_fast.data.pipeline.file_graph import GraphDecoder
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.parallel_map import in_order
+from simpro_fast.utils.regular_file import read_regular
 
 CACHE_NAME = ".prepare_cache.csv"
 _CACHE_COLUMNS = (
@@ -194,7 +195,7 @@ def _stamp(path: str) -> tuple[int, int] | None:
 def _read_cache(path: Path) -> dict[_Key, tuple[tuple[int, int], Facts]]:
     """What an earlier look found; anything odd means that there was none."""
     try:
-        text = path.read_bytes().decode("utf-8", "surrogateescape")
+        text = read_regular(path).decode("utf-8", "surrogateescape")
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         if tuple(next(reader)) != _CACHE_COLUMNS:
             return {}

@@ -259,7 +259,10 @@ def _write_parquet(manifest: Manifest, path: Path) -> None:
 def _read_parquet(path: Path) -> list[tuple[int, dict[str, Any]]]:
     arrow = _pyarrow()
     try:
-        check_regular(path)
+        length = check_regular(path).st_size
+        described = arrow.parquet.read_metadata(path)
+        if described.num_rows > length:
+            raise UserError(f"{path}: more rows than bytes, which no list of files has")
         table = arrow.parquet.read_table(path)
     except (OSError, arrow.ArrowException) as error:
         reason = str(error).splitlines()[0]

@@ -95,16 +95,16 @@ def _contents(rows: Sequence[Row]) -> list[str]:
 
 def split_from_file(data: DataConfig, path: Path, dataset: ArrayDataset) -> Split:
     """Take index lists made elsewhere; without a list `test`, all of the set's test part."""
-    lists = read_lists(path)
+    sizes = {name: len(dataset.labels) for name in LISTS}
+    sizes["unlabeled"] = len(dataset.unlabeled_pool)
+    if dataset.test_labels is not None:
+        sizes["test"] = len(dataset.test_labels)
+    lists = read_lists(path, sum(sizes.values()))
     if "test" not in lists:
         if dataset.test_labels is None:
             raise UserError(f"{path}: needs a list `test`, since {dataset.name} has no test part")
         lists["test"] = test_part(data, dataset)
     labeled, unlabeled, test = (lists[name] for name in LISTS)
-    sizes = {name: len(dataset.labels) for name in LISTS}
-    sizes["unlabeled"] = len(dataset.unlabeled_pool)
-    if dataset.test_labels is not None:
-        sizes["test"] = len(dataset.test_labels)
     for name in LISTS:
         indices = lists[name]
         if len(indices) and not (indices.min() >= 0 and indices.max() < sizes[name]):
