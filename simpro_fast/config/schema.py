@@ -23,7 +23,10 @@ class MethodConfig(Section):
 
     name: Literal["simpro", "fixmatch"] = "simpro"
     recipe: Literal["released", "paper"] = "released"
-    """`released` follows the published code, `paper` Algorithm 1 to the letter."""
+    """`released` follows the published code, `paper` the paper's Algorithm 1: views, floors, alpha
+    and the normaliser of pi_u. Where the paper's equations and its Algorithm 1 differ, `paper`
+    keeps the algorithm: pseudo-labels have tau (the equation has none), and only images above the
+    threshold count for pi_u (the equation averages all of them)."""
     tau: float = Field(2.0, ge=0)
     """Strength of both logit adjustments."""
     threshold: float = Field(0.95, ge=0, le=100)
@@ -80,6 +83,8 @@ class OptimConfig(Section):
     nesterov: bool = True
     weight_decay: float = Field(5e-4, ge=0)
     """Not applied to biases and normalisation layers."""
+    decay_shortcut_norm: bool = False
+    """Decay the norm weight in the projection shortcuts of a ResNet, as the released code does."""
     schedule: Literal["cosine_7_16", "cosine", "constant"] = "cosine_7_16"
     """cosine_7_16: lr * cos(7 pi i / 16 T), which ends at 0.195 lr."""
     warmup_steps: int = Field(0, ge=0)
@@ -101,7 +106,17 @@ class TrainConfig(Section):
     these in float64, to check numerics (slow on GPUs; not with ZeRO 1 and 2)."""
     compile: Literal["none", "default", "max-autotune", "cuda-graphs"] = "none"
     """torch.compile of network and losses over static shapes; `max-autotune` tries more kernels,
-    `cuda-graphs` replays the network as CUDA graphs (docs/performance.md)."""
+    `cuda-graphs` compiles as `default` and replays the step as one CUDA graph, or where that cannot
+    be (see cuda_graph) the network alone."""
+    cuda_graph: bool = False
+    """Replay the whole step, optimizer and average included, as one CUDA graph, where that can be:
+    one GPU, distributed.engine=plain, one micro-batch, strong_forward=all (docs/performance.md)."""
+    cudnn_benchmark: bool = True
+    """On CUDA: time cuDNN's convolution algorithms at the first step and keep the fastest, where
+    shapes do not change (strong_forward=all). Another algorithm rounds differently, so repeated
+    runs may part; false lets cuDNN's heuristics choose."""
+    tf32: bool = True
+    """On CUDA with precision=fp32: convolutions and products with TF32's 10-bit mantissa."""
     weak_forward: Literal["concat", "no_grad"] = "concat"
     """`concat`: one pass over all views, as published; `no_grad`: the weak views first and without
     a backward pass, which changes what batch norm sees (docs/performance.md)."""
