@@ -33,6 +33,7 @@ from simpro_fast.data.files.suggest_config import suggest_config
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.machine import cpu_cores
+from simpro_fast.utils.printable import show
 from simpro_fast.utils.regular_file import read_regular
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
@@ -95,13 +96,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _prepare_images(options, data)
         return _prepare_benchmark(options)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        show(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        print(f"error: {error}; check the path, its permissions and free space", file=sys.stderr)
+        show(f"error: {error}; check the path, its permissions and free space", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print("interrupted; what was decoded is remembered, start again to go on", file=sys.stderr)
+        show("interrupted; what was decoded is remembered, start again to go on", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -211,7 +212,7 @@ def _write_images(
     problems = checked.problems()
     mode = options.on_bad_image or (data.on_bad_image if data else "error")
     for line in _table(checked, ignored):
-        print(line)
+        show(line)
     _write_json(options.output / "report.json", _report(checked, ignored))
     nothing = nothing_to_learn_from(checked)
     if problems and mode == "error":
@@ -226,9 +227,9 @@ def _write_images(
     written = Manifest(options.output.resolve(), checked.manifest.rows, manifest.class_names)
     write_manifest(written, path)
     skipped = f", {len(problems)} skipped" if problems else ""
-    print(f"manifest {path}{skipped}")
+    show(f"manifest {path}{skipped}")
     if not published:  # there the numbers of the classes count, too
-        print(
+        show(
             f"fingerprint {written.usable().fingerprint()[:12]} of the list "
             "(training shows it as `data`; a run goes on only with the same)"
         )
@@ -236,11 +237,11 @@ def _write_images(
     if options.init_config:
         with replacing(options.init_config) as file:
             file.write(suggest_config(written.usable(), path, packed, options.pack))
-        print(f"configuration {options.init_config}, made for a GPU; it says how to try a CPU")
+        show(f"configuration {options.init_config}, made for a GPU; it says how to try a CPU")
     seconds = time.perf_counter() - started
     known = len(manifest.rows) - checked.decoded
     files = "1 file" if checked.decoded == 1 else f"{checked.decoded} files"
-    print(f"{files} decoded, {known} known from before, {seconds:.1f} s")
+    show(f"{files} decoded, {known} known from before, {seconds:.1f} s")
     return DONE
 
 
@@ -258,7 +259,7 @@ def _list(options: argparse.Namespace, data: DataConfig | None) -> tuple[Manifes
 def _pack(options: argparse.Namespace, manifest: Manifest) -> Path:
     path = packed_path(options.output, options.pack)
     if is_packed(manifest, options.output, options.pack):
-        print(f"packed {path}, up to date")
+        show(f"packed {path}, up to date")
         return path
     total = len(manifest.usable().rows)
     progress = _Progress("packed")
@@ -270,7 +271,7 @@ def _pack(options: argparse.Namespace, manifest: Manifest) -> Path:
         progress=lambda done: progress(done, total),
     )
     progress.close()
-    print(f"packed {path}, {total} images of {options.pack} px")
+    show(f"packed {path}, {total} images of {options.pack} px")
     return path
 
 
@@ -332,12 +333,12 @@ def _prepare_benchmark(options: argparse.Namespace) -> int:
     split = make_split(config.data, dataset, config.seed)
     with _alone(options.output):
         save_split(split, options.output, dataset)
-    print(f"{dataset.name}: {len(dataset.class_names)} classes, sha256 {dataset.fingerprint()}")
-    print(split.summary())
-    print(f"labeled per class {list(split.labeled_counts)}")
+    show(f"{dataset.name}: {len(dataset.class_names)} classes, sha256 {dataset.fingerprint()}")
+    show(split.summary())
+    show(f"labeled per class {list(split.labeled_counts)}")
     if split.unlabeled_counts is not None:
-        print(f"unlabeled per class {list(split.unlabeled_counts)}")
-    print(f"split written to {options.output}")
+        show(f"unlabeled per class {list(split.unlabeled_counts)}")
+    show(f"split written to {options.output}")
     return DONE
 
 

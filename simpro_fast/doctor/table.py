@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 
+from simpro_fast.utils.printable import printable
+
 VERDICTS = ("ok", "skipped", "warning", "problem")
 """From best to worst."""
 
@@ -41,9 +43,9 @@ def table(lines: list[Line]) -> str:
     width = max(len(line.check) for line in lines)
     rows = []
     for line in lines:
-        rows.append(f"{line.verdict:<8} {line.check:<{width}}  {line.found}")
+        rows.append(f"{line.verdict:<8} {line.check:<{width}}  {printable(line.found)}")
         if line.cure:
-            rows.append(f"{'':<8} {'':<{width}}  -> {line.cure}")
+            rows.append(f"{'':<8} {'':<{width}}  -> {printable(line.cure)}")
     return "\n".join(rows)
 
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import UserError
 from simpro_fast.utils.atomic_write import write_json
+from simpro_fast.utils.printable import show
 from simpro_fast.utils.regular_file import read_text
 
 NOTE_DELAY = 2.0
@@ -128,4 +129,4 @@ def line_about(failure: Failure, ranks: Ranks) -> str:
 def say(line: str) -> None:
     """A line on stderr. Where a launcher has died there may be nobody to read it."""
     with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        show(line, file=sys.stderr)

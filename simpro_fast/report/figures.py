@@ -30,6 +30,7 @@ _CAPTIONS = (
     "from 1 to 9 where it has one"
 )
 _STYLE = {
+    "text.parse_math": False,  # a dollar in a name is a dollar
     "font.size": 11,
     "axes.titlesize": 12,
     "axes.titleweight": "bold",

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, TextIO
 
 from simpro_fast.report.runs import METHOD_TITLES, kl_of_uniform, run_labels
+from simpro_fast.utils.printable import printables
 
 _MAX_ROWS = 20
 _MAX_NAME = 18
@@ -32,6 +33,7 @@ def print_summary(
         file: where to print; default `sys.stdout`.
     """
     out = sys.stdout if file is None else file
+    summary, compare = printables(summary), printables(compare)
     summaries = [summary] if compare is None else [summary, compare]
     labels = run_labels(summary, compare)
     for one in summaries:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, TextIO
+
 
 def printable(text: object) -> str:
     """`str(text)` with everything that a terminal would act on written as an escape.
@@ -14,3 +16,17 @@ def printable(text: object) -> str:
     if shown.isprintable():
         return shown
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in shown)
+
+
+def printables(value: Any) -> Any:
+    """The same structure of dictionaries and lists with every string, keys too, `printable`."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printables(key): printables(item) for key, item in value.items()}
+    return [printables(item) for item in value] if isinstance(value, list) else value
+
+
+def show(line: object, file: TextIO | None = None) -> None:
+    """Print one line, by default on stdout, and at once."""
+    print(printable(line), file=file, flush=True)

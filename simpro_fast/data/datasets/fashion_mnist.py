@@ -99,9 +99,10 @@ def read_idx(path: Path) -> np.ndarray:
             raise UserError(f"{path}: its header {list(shape)} is no set of images; fetch it again")
         elements = content.read(expected + 1)
     if len(elements) != expected:
-        problem = f"cut short, {len(elements)}" if len(elements) < expected else "too long, more"
+        problem, more = ("cut short", "") if len(elements) < expected else ("too long", " or more")
+        header = 4 + len(sides)
         raise UserError(
-            f"{path}: {problem} bytes where its header {list(shape)} needs {expected}; "
-            "fetch it again"
+            f"{path}: {problem}, {header + len(elements)} bytes{more} where its header "
+            f"{list(shape)} needs {header + expected}; fetch it again"
         )
     return np.frombuffer(elements, np.uint8).reshape(shape)

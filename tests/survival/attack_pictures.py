@@ -1,11 +1,9 @@
-"""Attacks by a user's data: pictures, manifests, archives, names."""
+"""Attacks by pictures: wrong sizes, damage, orientation."""
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import random
-import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,34 +13,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from simpro_fast.cli import prepare
-from simpro_fast.config.data import DataConfig
-from simpro_fast.data.datasets.image_list import load_own_images
 from simpro_fast.data.files.decode import OK, REFUSED, check_file, read_header, read_rgb
-from simpro_fast.data.files.manifest import read_manifest
 from simpro_fast.data.pipeline.file_graph import GraphDecoder
-from simpro_fast.data.splits.listed import listed_split
 from simpro_fast.errors import UserError
 from tests.data.file_loaders import loader
 from tests.data.image_folders import picture, save, tidy
 from tests.data.tar_shards import as_shards
-from tests.survival.attack import Attempt, in_own_process, refused, trial, wrong_line
-
-
-@trial("manifests")
-def numbers_of_a_manifest(folder: Path) -> Iterator[Attempt]:
-    path = folder / "manifest.csv"
-    for column in ("width", "height", "bytes", "offset"):
-        for value in ("-1", "1" + "0" * 21, "1e3", "nan", "9" * 5000, "2.5", "\u0661", " "):
-            path.write_text(f"path,{column}\na.jpg,{value}\n", encoding="utf-8")
-            complaint = refused(lambda: read_manifest(path), "line 2", f"{column}=")
-            yield Attempt(f"{column} {value[:30]}", complaint)
-    path.write_text("path,width\na.jpg,24\n")
-    yield Attempt("width alone", refused(lambda: read_manifest(path), "line 2", "go together"))
-    path.write_text("path,label\na\0.jpg,cats\n")
-    yield Attempt("NUL in a path", refused(lambda: read_manifest(path), "line 2", "NUL"))
-    path.write_text("path,label\na.jpg,ca\0ts\n")
-    yield Attempt("NUL in a label", refused(lambda: read_manifest(path), "line 2", "NUL"))
+from tests.survival.attack import Attempt, in_own_process, trial, wrong_line
+from tests.survival.prepared import make_manifest
 
 
 def _edit(manifest: Path, name: str, **columns: object) -> None:
@@ -56,12 +34,6 @@ def _edit(manifest: Path, name: str, **columns: object) -> None:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
-
-
-def _manifest(root: Path) -> Path:
-    folders = [f"--labeled={root}/labeled", f"--unlabeled={root}/unlabeled"]
-    assert prepare.main([*folders, f"--output={root}/out"]) == 0
-    return root / "out/manifest.csv"
 
 
 def _error(root: Path, victim: Path | None = None, content: bytes = b"", **changes: object) -> str:
@@ -86,7 +58,7 @@ def _error(root: Path, victim: Path | None = None, content: bytes = b"", **chang
 def _train_on_other_sizes(place: str) -> list[tuple[str, str, list[str]]]:
     """(what, the error, what it must name) of each attempt."""
     root = tidy(Path(place), unlabeled=24)
-    manifest = _manifest(root)
+    manifest = make_manifest(root)
     whole = manifest.read_bytes()
     victim = root / "unlabeled/007.jpg"
     found = []
@@ -254,40 +226,3 @@ def one_orientation_for_training_and_evaluation(folder: Path) -> Iterator[Attemp
         elif size == wide and what.startswith(("XMP", "an ", "a ")):
             complaint = None if read_rgb(path).tobytes() == plain.tobytes() else "is turned"
         yield Attempt(what, complaint)
-
-
-@trial("test images that leak")
-def no_image_is_trained_on_and_tested_on(folder: Path) -> Iterator[Attempt]:
-    root = tidy(folder / "data", labeled=(6, 5, 5))
-    settings = {"name": "images", "image_size": 16}
-    folders = {"labeled": root / "labeled", "unlabeled": root / "unlabeled"}
-    (folder / "link").symlink_to(root / "labeled")
-    for what in ("labeled", "../link"):
-        data = DataConfig(**settings, **folders, val=root / what)
-        complaint = refused(lambda data=data: load_own_images(data), "val image", "labeled ones")
-        yield Attempt(f"val is {what}", complaint)
-    listed = folder / "list.csv"
-    names = [f"data/labeled/cats/{i}.jpg,cats" for i in (0, 1)]
-    names += [f"data/labeled/dogs/{i}.jpg,dogs" for i in (0, 1)]
-    listed.write_text("\n".join(["path,label,split", *(f"{n},labeled" for n in names)]))
-    heap = "\ndata/unlabeled/000.jpg,{},unlabeled\ndata/unlabeled/000.jpg,cats,val\n"
-    listed.write_text(listed.read_text() + heap.format(""))
-    data = DataConfig(**settings, manifest=listed)
-    complaint = refused(lambda: load_own_images(data), "val image", "unlabeled ones")
-    yield Attempt("a list with an unlabeled val image", complaint)
-    for name in ("0.jpg", "1.jpg", "3.jpg"):
-        for copy in ("again", "once_more"):
-            shutil.copy(root / "labeled/cats" / name, root / f"labeled/cats/{copy}_{name}")
-    for prepared in (False, True):
-        own = {"manifest": _manifest(root)} if prepared else folders
-        data = DataConfig(**settings, **own, holdout_per_class=3)
-        dataset = load_own_images(data)
-        split = listed_split(data, dataset)
-        hashes = [
-            hashlib.sha256(Path(row.path).read_bytes()).digest() for row in dataset.manifest.rows
-        ]
-        test, trained = ({hashes[i] for i in part} for part in (split.test, split.labeled))
-        complaint = f"{len(test & trained)} contents in both" if test & trained else None
-        if split.test_counts != (3, 3, 3) or len(test) != 9:
-            complaint = f"held out: {split.test_counts}"
-        yield Attempt(f"copies within a class, prepared: {prepared}", complaint)
