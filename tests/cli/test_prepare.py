@@ -108,6 +108,18 @@ def test_refused_formats_are_named(root: Path) -> None:
     assert len(found) == 2
 
 
+def test_large_pictures_can_be_allowed(root: Path) -> None:
+    """An earlier refusal is not remembered, and neither is an earlier permission."""
+    save(root / "unlabeled/large.png", Image.new("RGB", (1100, 1000)))
+    for limit, code in (("1", 1), ("2", 0), ("1", 1)):
+        assert run(root, f"--max-megapixels={limit}") == code
+        if code:
+            (reason,) = problems(root).values()
+            assert "more than 1 million pixels (1100 x 1000)" in reason
+    manifest = root / "out/manifest.csv"
+    assert any(row.width == 1100 for row in read_manifest(manifest).usable().rows)
+
+
 def test_duplicates(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(root / "labeled/cats/0.jpg", root / "unlabeled/again.jpg")
     shutil.copy(root / "val/dogs/0.jpg", root / "unlabeled/leak.jpg")
