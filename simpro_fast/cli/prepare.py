@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import io
 import json
 import os
@@ -32,6 +31,7 @@ from simpro_fast.data.files.skipped import Ignored
 from simpro_fast.data.files.suggest_config import suggest_config
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.file_lock import locked
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.printable import show
 from simpro_fast.utils.regular_file import read_regular
@@ -135,15 +135,7 @@ def _data(options: argparse.Namespace) -> DataConfig | None:
 @contextmanager
 def _alone(output: Path) -> Iterator[None]:
     """One process at a time per output folder; the next finds everything done."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        lock = (output / ".prepare.lock").open("w")
-    except OSError as error:
-        raise UserError(
-            f"{output}: cannot be written ({error.strerror}); choose another --output"
-        ) from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(output / ".prepare.lock", "choose another --output"):
         for leftover in _leftovers(output):  # of a process that was killed: we are alone here
             leftover.unlink()
         yield

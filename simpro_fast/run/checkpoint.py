@@ -7,7 +7,6 @@ stranger cannot run code. Its zip container carries checksums, which are verifie
 from __future__ import annotations
 
 import logging
-import os
 import re
 import zipfile
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from simpro_fast.config.schema import CheckpointConfig
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import ConfigError, PeerError, UserError
+from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.logs import FOUND_BY_ALL
 from simpro_fast.utils.regular_file import check_regular
 
@@ -54,19 +54,12 @@ def save_checkpoint(folder: Path, state: dict[str, Any], keep: int) -> Path:
         UserError: the disk is full or the folder cannot be written.
     """
     path = checkpoint_path(folder, state["step"])
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for stale in folder.glob(".step_*.tmp"):
+        for stale in folder.glob(".step_*"):  # of a writer that was killed
             stale.unlink(missing_ok=True)
-        with temporary.open("wb") as file:
+        with replacing(path) as file:
             torch.save({"format": FORMAT, **state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(folder)
-    except (OSError, RuntimeError) as error:
-        temporary.unlink(missing_ok=True)
+    except (UserError, OSError, RuntimeError) as error:
         raise UserError(
             f"cannot save checkpoint {path}: {error}; earlier checkpoints are kept. "
             "Free disk space and start again to resume"
@@ -196,11 +189,3 @@ def find_checkpoint(resume: str, folder: Path) -> tuple[Path, dict[str, Any]] | 
     there = ", ".join(sorted(p.name for p in near.iterdir())[:20]) if near else ""
     listing = f"{near} holds: {there or 'nothing'}" if near else f"{path.parent} does not exist"
     raise ConfigError(f"checkpoint.resume={resume}: no checkpoint there; {listing}; {allowed}")
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

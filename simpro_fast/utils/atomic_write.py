@@ -17,8 +17,11 @@ from simpro_fast.utils.regular_file import read_text
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Write to a temporary file beside `path`; on success it takes the place of `path`.
+
+    Args:
+        durable: also survives a power cut, at the price of waiting for the disk.
 
     Raises:
         UserError: the disk is full, or the folder cannot be written. `path` is as it was.
@@ -29,18 +32,30 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # mkstemp makes it private
         os.replace(temporary, path)
+        temporary = None
+        if durable:
+            _sync_folder(path.parent)
     except BaseException as error:
         if temporary is not None:
             os.unlink(temporary)
-        ours = (None, temporary, str(path.parent), str(path))
+        ours = (None, temporary, str(path), *map(str, path.parents))
         # Only of our own writes; an error about another file is not this one's to explain.
         if isinstance(error, OSError) and error.errno and error.filename in ours:
             raise UserError(f"{path}: cannot be written ({_cure(error)})") from None
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _cure(error: OSError) -> str:
@@ -50,9 +65,9 @@ def _cure(error: OSError) -> str:
     return f"{reason}; check the folder and its permissions"
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:
     """Replace `path` by `text` in UTF-8, or leave it as it was. Raises as `replacing` does."""
-    with replacing(path) as file:
+    with replacing(path, durable=durable) as file:
         file.write(text.encode("utf-8"))
 
 

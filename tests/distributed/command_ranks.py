@@ -129,7 +129,7 @@ def newest_step(config: Config) -> int:
 
 def half_written(config: Config) -> list[Path]:
     """Checkpoints that have no name yet."""
-    return list((config.run_dir / "checkpoints").glob(".*.tmp"))
+    return list((config.run_dir / "checkpoints").glob(".step_*"))
 
 
 def free_port() -> int:

@@ -186,4 +186,4 @@ def test_killed_writer_always_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
         loaded = read_checkpoint(newest)
         assert torch.equal(loaded["w"], torch.full((200_000,), float(loaded["step"])))
     save_checkpoint(tmp_path, state(10**8), keep=2)
-    assert not list(tmp_path.glob(".*.tmp")), "leftovers of killed writers are cleared"
+    assert not list(tmp_path.glob(".*")), "leftovers of killed writers are cleared"

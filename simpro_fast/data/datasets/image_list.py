@@ -24,6 +24,7 @@ from simpro_fast.data.files.scan_folders import scan_folders
 from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL
+from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.parallel_map import in_order
 from simpro_fast.utils.regular_file import check_regular
 
@@ -61,7 +62,7 @@ class FileImages:
         rows = dict(zip(files, chosen, strict=True))
         missing = [file for file in rows if file not in self._kept]
         fresh = {}
-        decoded = in_order(lambda file: square(rows[file], size), missing, _threads())
+        decoded = in_order(lambda file: square(rows[file], size), missing, cpu_cores())
         for file, pixels in zip(missing, decoded, strict=True):
             fresh[file] = pixels
             if (len(self._kept) + 1) * size * size * 3 <= _KEPT_BYTES:
@@ -176,7 +177,7 @@ def with_sizes(manifest: Manifest, data: DataConfig) -> Manifest:
         return replace(facts, status=status)
 
     rows, refused = [], []
-    for row, facts in zip(manifest.rows, in_order(look, manifest.rows, _threads()), strict=True):
+    for row, facts in zip(manifest.rows, in_order(look, manifest.rows, cpu_cores()), strict=True):
         now = replace(row, width=facts.width, height=facts.height, bytes=facts.bytes)
         if facts.status == OK:
             rows.append(now)
@@ -237,7 +238,3 @@ def _check_classes(data: DataConfig, manifest: Manifest, labels: np.ndarray) -> 
     if not counts.any() or not (splits == "unlabeled").any():
         kind = "unlabeled" if counts.any() else "labeled"
         raise UserError(f"{data.manifest or data.labeled}: no usable {kind} image")
-
-
-def _threads() -> int:
-    return len(os.sched_getaffinity(0))
