@@ -1,6 +1,6 @@
 """Errors that a user can cure. The command line prints them as one line and sets the exit code."""
 
-from simpro_fast.utils.printable import printable
+from simpro_fast.printable import printable
 
 
 class UserError(ValueError):

@@ -21,8 +21,8 @@ from simpro_fast.distributed.process_group import stop_ranks
 from simpro_fast.doctor.examine import DEFAULT, examine
 from simpro_fast.doctor.table import closing, table
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.printable import show
 from simpro_fast.utils.atomic_write import write_json
-from simpro_fast.utils.printable import show
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

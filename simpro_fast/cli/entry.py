@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from simpro_fast.fault_tolerance.early_signals import end_on_signals
-from simpro_fast.utils.printable import show
+from simpro_fast.printable import show
 
 VERBS = {
     "train": "train a network (under deepspeed, torchrun or python: launch/train.py)",

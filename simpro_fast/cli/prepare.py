@@ -29,11 +29,12 @@ from simpro_fast.data.files.packed import is_packed, pack, packed_path
 from simpro_fast.data.files.scan_folders import scan_folders
 from simpro_fast.data.files.skipped import Ignored
 from simpro_fast.data.files.suggest_config import suggest_config
+from simpro_fast.data.pipeline.file_graph import GraphDecoder
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.printable import show
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.file_lock import locked
 from simpro_fast.utils.machine import cpu_cores
-from simpro_fast.utils.printable import show
 from simpro_fast.utils.regular_file import read_regular
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
@@ -197,6 +198,7 @@ def _write_images(
         options.output / CACHE_NAME,
         threads=options.threads,
         progress=progress,
+        new_decoder=GraphDecoder,
         compare=not published,
         megapixels=options.max_megapixels or (data.max_megapixels if data else MEGAPIXELS),
     )

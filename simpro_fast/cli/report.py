@@ -8,10 +8,10 @@ from pathlib import Path
 
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.printable import show
 from simpro_fast.report.figures import write_report
 from simpro_fast.report.runs import load_run
 from simpro_fast.report.terminal import print_summary
-from simpro_fast.utils.printable import show
 
 EXAMPLE = "runs/digits_lt/reversed/seed1"
 

@@ -14,8 +14,8 @@ from simpro_fast.cli.parser import CommandParser
 from simpro_fast.config import Config, dump_config, load_config, load_smoke_config
 from simpro_fast.config.smoke import FOLDER as SMOKE_FOLDER
 from simpro_fast.errors import ConfigError, PeerError, UserError
+from simpro_fast.printable import show
 from simpro_fast.utils.logs import log_to_terminal
-from simpro_fast.utils.printable import show
 
 if TYPE_CHECKING:
     from simpro_fast.distributed.process_group import Ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 
-from simpro_fast.utils.printable import printable
+from simpro_fast.printable import printable
 
 VERDICTS = ("ok", "skipped", "warning", "problem")
 """From best to worst."""

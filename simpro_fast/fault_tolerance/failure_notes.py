@@ -19,9 +19,9 @@ import torch.distributed as dist
 
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import UserError
+from simpro_fast.printable import show
 from simpro_fast.utils.atomic_write import write_json
 from simpro_fast.utils.machine import host_name
-from simpro_fast.utils.printable import show
 from simpro_fast.utils.regular_file import read_text
 
 NOTE_DELAY = 2.0

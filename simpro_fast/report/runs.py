@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from simpro_fast.errors import UserError
+from simpro_fast.printable import printables
 from simpro_fast.utils.atomic_write import read_json
-from simpro_fast.utils.printable import printables
 
 # Keys without which there is nothing to show.
 NEEDED = {"name", "seed", "method", "steps", "top1", "per_class", "class_names", "pi_u"}

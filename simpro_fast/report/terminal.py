@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, TextIO
 
+from simpro_fast.printable import printables
 from simpro_fast.report.runs import METHOD_TITLES, kl_of_uniform, run_labels
-from simpro_fast.utils.printable import printables
 
 _MAX_ROWS = 20
 _MAX_NAME = 18

@@ -9,8 +9,8 @@ import numpy as np
 from simpro_fast.data.augment.rand_augment import Operation
 from simpro_fast.data.batch import Batch, BatchLayout
 from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.printable import printable
 from simpro_fast.report.figures import ViewsFigure
-from simpro_fast.utils.printable import printable
 
 SHOWN = 8
 # Operations that have no level to show.

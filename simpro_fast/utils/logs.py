@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from simpro_fast.utils.printable import printable
+from simpro_fast.printable import printable
 
 FOUND_BY_ALL = {"found_by_all": True}
 """`extra` of a warning that every rank finds out by itself: rank 0 alone shows it."""

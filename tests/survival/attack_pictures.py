@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from simpro_fast.data.files.decode import OK, REFUSED, check_file, read_header, read_rgb
@@ -116,7 +115,7 @@ def _damaged(content: bytes, count: int, seed: int) -> Iterator[bytes]:
 
 @trial("damaged pictures")
 def what_prepare_calls_good_is_what_training_and_evaluation_read(folder: Path) -> Iterator[Attempt]:
-    decoder, other = (GraphDecoder(torch.device("cpu")) for _ in range(2))
+    decoder, other = (GraphDecoder() for _ in range(2))
     exif = Image.Exif()
     exif[0x0112] = 6
     kinds: dict[str, tuple[str, dict[str, Any]]] = {
@@ -158,7 +157,7 @@ def _bmp(bits: int, compression: int) -> bytes:
 
 @trial("damaged pictures")
 def pictures_that_decoders_disagree_about(folder: Path) -> Iterator[Attempt]:
-    decoder = GraphDecoder(torch.device("cpu"))
+    decoder = GraphDecoder()
     png = save(folder / "good.png", picture(6)).read_bytes()
     for name, content in (("no_end.png", png[:-12]), ("rgb555.bmp", _bmp(16, 0))):
         path = folder / name
@@ -193,7 +192,7 @@ def _xmp(value: int) -> bytes:
 @trial("orientation")
 def one_orientation_for_training_and_evaluation(folder: Path) -> Iterator[Attempt]:
     """Either both see the same picture, turned by the EXIF block alone, or the file is refused."""
-    decoder = GraphDecoder(torch.device("cpu"))
+    decoder = GraphDecoder()
     path = save(folder / "plain.jpg", picture(5, 44, 36))
     plain, content = read_rgb(path), path.read_bytes()
     wide, tall = plain.size, plain.size[::-1]

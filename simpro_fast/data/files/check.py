@@ -11,11 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import torch
-
-from simpro_fast.data.files.decode import MEGAPIXELS, OK, TOO_LARGE, Facts, check_file
+from simpro_fast.data.files.decode import MEGAPIXELS, OK, TOO_LARGE, Decoder, Facts, check_file
 from simpro_fast.data.files.manifest import EVALUATED, SPLITS, Manifest, Row, csv_bytes
-from simpro_fast.data.pipeline.file_graph import GraphDecoder
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.parallel_map import in_order
 from simpro_fast.utils.regular_file import read_regular
@@ -58,6 +55,7 @@ def check_images(
     *,
     threads: int,
     progress: Callable[[int, int], None],
+    new_decoder: Callable[[], Decoder],
     compare: bool = True,
     megapixels: int = MEGAPIXELS,
 ) -> Checked:
@@ -70,6 +68,7 @@ def check_images(
 
     Args:
         progress: called with (files done, files to do).
+        new_decoder: makes the decoder of training, one for each thread.
         compare: whether equal contents are a problem; a published set is taken as it is.
         megapixels: the largest picture that is decoded.
     """
@@ -88,7 +87,7 @@ def check_images(
 
     def look(key: _Key) -> Facts:
         if not hasattr(own, "decoder"):
-            own.decoder = GraphDecoder(torch.device("cpu"))
+            own.decoder = new_decoder()
         return check_file(listed[key].image, own.decoder, megapixels)
 
     looked_at = in_order(look, missing, threads)
