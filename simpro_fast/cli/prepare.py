@@ -31,11 +31,12 @@ from simpro_fast.data.files.skipped import Ignored
 from simpro_fast.data.files.suggest_config import suggest_config
 from simpro_fast.data.pipeline.file_graph import GraphDecoder
 from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.printable import show
+from simpro_fast.printable import printable, show
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.file_lock import locked
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.regular_file import read_regular
+from simpro_fast.utils.terminal import plain_table, rendered
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 _SHOWN = 50
@@ -206,7 +207,7 @@ def _write_images(
     problems = checked.problems()
     mode = options.on_bad_image or (data.on_bad_image if data else "error")
     for line in _table(checked, ignored):
-        show(line)
+        print(line)
     _write_json(options.output / "report.json", _report(checked, ignored))
     nothing = nothing_to_learn_from(checked)
     if problems and mode == "error":
@@ -270,7 +271,7 @@ def _pack(options: argparse.Namespace, manifest: Manifest) -> Path:
 
 
 def _table(checked: Checked, ignored: Ignored) -> Iterator[str]:
-    """The summary for the terminal."""
+    """The summary for the terminal, names made printable."""
     counts = checked.counts()
     totals = {split: sum(of.values()) for split, of in counts.items()}
     names = checked.manifest.class_names
@@ -279,22 +280,22 @@ def _table(checked: Checked, ignored: Ignored) -> Iterator[str]:
         f"{len(names)} classes, {totals['labeled']} labeled, {totals['unlabeled']} unlabeled, "
         f"{evaluated} val images, {sum(ignored.counts.values())} ignored"
     )
-    width = max(12, *(len(name) + 2 for name in names))
-    yield f"  {'class':<{width}}{'labeled':>10}{'val':>10}"
+    table = plain_table("  class", "labeled", "val")
     for name in names[:_SHOWN_CLASSES]:
         tested = counts["val"][name] + counts["test"][name]
-        yield f"  {name:<{width}}{counts['labeled'][name]:>10}{tested:>10}"
+        table.add_row(f"  {printable(name)}", str(counts["labeled"][name]), str(tested))
+    yield rendered(table, sys.stdout)
     if len(names) > _SHOWN_CLASSES:
         yield f"  ... and {len(names) - _SHOWN_CLASSES} more, all in report.json"
     for line in ignored.lines():
-        yield f"ignored: {line}"
+        yield f"ignored: {printable(line)}"
     if checked.repeats:
         yield f"note: {checked.repeats} images occur again in their own set; they stay"
     if not evaluated:
         yield "note: no val images; set data.holdout_per_class, or nothing is measured"
     problems = checked.problems()
     for row in problems[:_SHOWN]:
-        yield f"{row.image}: {row.status}"
+        yield printable(f"{row.image}: {row.status}")
     if len(problems) > _SHOWN:
         yield f"... and {len(problems) - _SHOWN} more"
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from PIL import Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
+from simpro_kernels.augment.reference import strong_policy
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.augment.crops import resize_crop
-from simpro_fast.data.augment.rand_augment import strong_policy, strong_table
+from simpro_fast.data.augment.views import strong_table
 from simpro_fast.data.datasets.image_list import MEAN, STD, load_own_images
 from simpro_fast.data.files.decode import Facts, check_file, read_rgb
 from simpro_fast.data.loader import build_loader
@@ -329,8 +330,3 @@ def test_gpu_views_are_close_to_the_cpu_ones(shared: Path, tmp_path: Path, kind:
     for cpu, cuda in zip(found["cpu"], found["cuda"], strict=True):
         difference = np.abs(cpu - cuda)[:, 1:-1, 1:-1]
         assert difference.max() <= 5 and difference.mean() < 1
-
-
-def test_several_steps_per_fetch_are_refused(shared: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.steps_per_fetch=2 is for arrays"):
-        batches(shared, 1, steps_per_fetch=2)
