@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
 
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -28,8 +28,8 @@ def check_regular(path: str | os.PathLike[str]) -> os.stat_result:
     return found
 
 
-def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:
-    """`open(path, "rb")` of a regular file.
+def open_unbuffered(path: str | os.PathLike[str]) -> io.FileIO:
+    """`open(path, "rb", buffering=0)` of a regular file.
 
     Raises:
         OSError: what `check_regular` raises; never waits, as opening a pipe would.
@@ -38,10 +38,15 @@ def open_regular(path: str | os.PathLike[str], buffering: int = -1) -> BinaryIO:
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _refuse_special(os.fstat(handle), path)  # exchanged in between
-        return open(handle, "rb", buffering=buffering)
     except BaseException:
         os.close(handle)
         raise
+    return io.FileIO(handle, "rb")
+
+
+def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """`open(path, "rb")` of a regular file. Raises as `open_unbuffered` does."""
+    return io.BufferedReader(open_unbuffered(path))
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:

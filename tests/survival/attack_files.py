@@ -30,7 +30,8 @@ from simpro_fast.data.datasets.fashion_mnist import read_idx
 from simpro_fast.data.datasets.image_list import load_own_images
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.files.decode import OK, check_file, read_header
-from simpro_fast.data.files.manifest import read_manifest
+from simpro_fast.data.files.manifest import read_manifest, write_manifest
+from simpro_fast.data.files.scan_folders import scan_folders
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.listed import listed_split
 from simpro_fast.models.pretrained import load_pretrained
@@ -39,6 +40,7 @@ from simpro_fast.report.runs import load_run
 from simpro_fast.run.checkpoint import find_checkpoint
 from simpro_fast.utils.logs import log_to_terminal
 from tests.data.image_folders import picture, save, tidy
+from tests.data.tar_shards import as_shards
 from tests.survival.attack import Attempt, refused, trial, wrong_line
 from tests.survival.prepared import make_manifest, run_prepare
 
@@ -146,11 +148,17 @@ def only_regular_files_are_opened(folder: Path) -> Iterator[Attempt]:
     network = torch.nn.Linear(2, 2)
     step = folder / "checkpoints/step_000000004.pt"
     step.parent.mkdir()
+    shard = as_shards(root, folder / "tars", 100) / "unlabeled-000.tar"
+    tars = [folder / f"tars/{part}-000.tar" for part in ("labeled", "unlabeled")]
+    listed_shards, _ = scan_folders(tars[0], [tars[1]])
+    write_manifest(listed_shards, folder / "tars/list.csv")
+    in_shards = DataConfig(**settings, manifest=folder / "tars/list.csv")
     readers: dict[str, tuple[Path, Callable[[], Any]]] = {
         "manifest": (by_hand, lambda: read_manifest(by_hand)),
         "Parquet manifest": (folder / "list.parquet", lambda: load_own_images(parquet)),
         "picture of a list": (root / "unlabeled/000.jpg", lambda: load_own_images(hand_made)),
         "prepared picture": (root / "unlabeled/000.jpg", lambda: load_own_images(listed)),
+        "shard of a list": (shard, lambda: load_own_images(in_shards)),
         "packed array": (root / "out/packed_16.npy", lambda: load_own_images(packed)),
         "index of it": (root / "out/packed_16.json", lambda: load_own_images(packed)),
         "split file": (lists, lambda: make_split(digits, load_dataset(digits), 1)),
