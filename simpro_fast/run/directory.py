@@ -19,7 +19,13 @@ from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import UserError
 from simpro_fast.fault_tolerance.watchdog import FOLDERS
 from simpro_fast.run.checkpoint import list_checkpoints, step_of
-from simpro_fast.utils.atomic_write import finite, read_json, write_atomically, write_json
+from simpro_fast.utils.atomic_write import (
+    finite,
+    read_json,
+    words_of,
+    write_atomically,
+    write_json,
+)
 from simpro_fast.utils.logs import FOUND_BY_ALL
 from simpro_fast.utils.machine import machine_name
 from simpro_fast.utils.provenance import git_commit
@@ -111,18 +117,18 @@ class RunDirectory:
             UserError: the disk refuses them; they are kept for the next call.
         """
         self._unwritten.append(json.dumps(finite(row), allow_nan=False) + "\n")
-        size = self.metrics.stat().st_size if self.metrics.exists() else 0
+        size = None
         try:
+            size = self.metrics.stat().st_size if self.metrics.exists() else 0
             with self.metrics.open("a", encoding="utf-8") as file:
                 file.writelines(self._unwritten)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            with suppress(OSError):
-                os.truncate(self.metrics, size)
-            raise UserError(
-                f"{self.metrics}: cannot be written ({error.strerror}); free some space"
-            ) from None
+            if size is not None:
+                with suppress(OSError):
+                    os.truncate(self.metrics, size)
+            raise UserError(f"{self.metrics}: cannot be written ({words_of(error)})") from None
         self._unwritten.clear()
 
     def _cut(self, step: int) -> None:

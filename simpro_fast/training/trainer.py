@@ -25,7 +25,7 @@ from simpro_fast.data.splits.split import Split, save_split
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.engine.build import build_engine
 from simpro_fast.engine.optim import learning_rate
-from simpro_fast.errors import UserError
+from simpro_fast.errors import PeerError, UserError
 from simpro_fast.evaluation import Evaluation, evaluate, kl_divergence
 from simpro_fast.fault_tolerance.stop_requests import Preempted
 from simpro_fast.fault_tolerance.watchdog import Watchdog
@@ -40,14 +40,19 @@ from simpro_fast.run.checkpoint import list_checkpoints, save_on_main
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.export import TrainedRun, peak_memory_mib, summarise, write_results
 from simpro_fast.run.progress import Progress
-from simpro_fast.run.resume import find_state
+from simpro_fast.run.resume import FILES, find_state, load_state
 from simpro_fast.run.tensorboard import TensorBoardLog
 from simpro_fast.run.views_figure import views_figure
 from simpro_fast.training.build import build_loader_for, build_method_for, build_student
 from simpro_fast.training.metrics import Meter, Stopwatch, step_profiler
 from simpro_fast.training.micro_batch import join_outputs, split_batch
 from simpro_fast.training.state import History, gather_counts, scatter_counts
-from simpro_fast.training.step_guard import NonFiniteLossError, StepGuard, refuse_non_finite
+from simpro_fast.training.step_guard import (
+    NonFiniteLossError,
+    StepGuard,
+    non_finite_part,
+    refuse_non_finite,
+)
 from simpro_fast.training.view_forward import ViewForward
 from simpro_fast.utils.atomic_write import write_json
 from simpro_fast.utils.provenance import git_commit
@@ -92,17 +97,20 @@ class Trainer:
         found = find_state(config, self.run, self.fingerprint, ranks) if write else None
         self._build_training(fresh=found is None)
         self.step = 0
+        self._saved = True  # the checkpoint of the last turn, if there was one
         self.history = History()
         self.last_evaluation: Evaluation | None = None
         self.stopwatch = Stopwatch()
         self.tensorboard = TensorBoardLog(None)
+        checkpoint = None
         if found is not None:
-            self.load_state_dict(found[1])
+            load = self.load_state_dict
+            checkpoint = load_state(found, load, config, self.fingerprint, ranks)
         self.loader = build_loader_for(
             config, self.dataset, self.split, ranks, start_step=self.step, make_loader=make_loader
         )
         if write:
-            self._start_run(None if found is None else found[0])
+            self._start_run(checkpoint)
         self.progress = Progress(
             config.log.progress, config.train.steps, self.views_per_step, main=ranks.is_main
         )
@@ -176,7 +184,12 @@ class Trainer:
             return self._finish()
 
     def _finish(self) -> dict[str, Any]:
-        """Summary of the trained run; on rank 0 also its files and the table on the terminal."""
+        """Summary of the trained run; on rank 0 also its files and the table on the terminal.
+
+        Raises:
+            UserError: the last checkpoint could not be saved, or one of the files.
+            PeerError: likewise, on the other ranks.
+        """
         replaced = torch.tensor([float(getattr(self.loader, "replaced", 0))], dtype=torch.float64)
         trained = TrainedRun(
             config=self.config,
@@ -200,8 +213,17 @@ class Trainer:
             if self.config.log.figures:
                 batch, draws = self.loader.next(self.step), self.loader.describe(self.step)
                 views = views_figure(batch, draws, self.layout, self.dataset)
-            write_results(self.run, trained, summary, self.ema.state_dict(), views)
+            write_results(
+                self.run, trained, summary, self.ema.state_dict(), views, finished=self._saved
+            )
         self.ranks.barrier()
+        if self.write and not self._saved:
+            said = (
+                f"trained to step {self.step}, but its checkpoint could not be saved "
+                "(checkpoint.on_error=continue); free some space and start again, "
+                "which goes on from the last one that could"
+            )
+            raise UserError(said) if self.ranks.is_main else PeerError(said)
         return summary
 
     def dry_run(self) -> None:
@@ -269,6 +291,9 @@ class Trainer:
     def _agree(self) -> None:
         """All ranks must hold the same data and split before step 1."""
         self.fingerprint = {"data": self.dataset.fingerprint(), "split": self.split.hash()}
+        # Of rank 0: copies on other machines have times of their own.
+        state = self.dataset.files_state() if self.ranks.is_main else ""
+        self.fingerprint[FILES] = self.ranks.gather_bytes(state.encode())[0].decode()
         sizes = f"N={len(self.split.labeled)}, M={len(self.split.unlabeled)}"
         self.ranks.agree_on(
             {
@@ -360,7 +385,14 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` gave, whatever the number of ranks was then."""
+        """Put back what `state_dict` gave, whatever the number of ranks was then.
+
+        Raises:
+            UserError: a weight is not finite, or it is of another network; other mistakes raise
+                what the parts raise.
+        """
+        if part := non_finite_part(state):
+            raise UserError(f"a weight ({part}) is not finite")
         self.engine.load({"model": state["model"], "optimizer": state["optimizer"]})
         self.ema.load_state_dict(state["ema"])
         self.method.load_state_dict(state["method"])
@@ -387,8 +419,8 @@ class Trainer:
         self.guard.settle()
         state = self.state_dict()
         refuse_non_finite(state, self.step)
-        saved = save_on_main(self.run.checkpoints, state, self.config.checkpoint, self.ranks)
-        return self.step if saved else None
+        self._saved = save_on_main(self.run.checkpoints, state, self.config.checkpoint, self.ranks)
+        return self.step if self._saved else None
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -397,11 +429,15 @@ class Trainer:
             yield
         except NonFiniteLossError as error:
             draws = "no file was written"
-            if self.write:
-                path = self.run.path / f"not_finite_step{error.step}_rank{self.ranks.rank}.json"
-                write_json(path, self.loader.describe(error.step))
-                draws = f"the batch's draws are in {path}"
-            good = list_checkpoints(self.run.checkpoints)
+            good: list[Path] = []
+            try:
+                if self.write:
+                    path = self.run.path / f"not_finite_step{error.step}_rank{self.ranks.rank}.json"
+                    write_json(path, self.loader.describe(error.step))
+                    draws = f"the batch's draws are in {path}"
+                good = list_checkpoints(self.run.checkpoints)
+            except (UserError, OSError) as refused:
+                draws = f"the batch's draws are lost: {refused}"
             last = f"last good checkpoint: {good[0]}" if good else "no checkpoint yet"
             raise NonFiniteLossError(
                 error.step, f"; {draws}; {last}. Lower optim.lr or set optim.grad_clip"
