@@ -53,10 +53,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             with suppress(OSError):  # the folder may have become read-only
                 temporary.unlink(missing_ok=True)
         refusal = raw.refusal if raw is not None else None
-        ours = (None, str(temporary), str(path.parent), str(path))
+        ours = (None, temporary, path.parent, path)
         # Only of our own writes; an error about another file is not this one's to explain.
-        if isinstance(error, OSError) and error.errno and error.filename in ours:
-            refusal = error
+        if isinstance(error, OSError) and error.errno:
+            about = Path(error.filename) if isinstance(error.filename, str) else error.filename
+            refusal = error if about in ours else refusal
         if refusal is None or not isinstance(error, Exception):
             raise
         raise UserError(f"{path}: cannot be written ({words_of(refusal)})") from None
