@@ -44,9 +44,11 @@ from simpro_fast.utils.machine import cpu_cores
 # Neighbouring turns of both, after this many steps that empty the queues filled before the turn.
 WARM_UP = {"data": 6, "train": 2, "full": 6}
 SETTLE_SECONDS = 1.0
+PASSED_BY_A_FRESH_NETWORK = 0.005
+"""Below 1 / K of every recipe here: all images pass."""
 # In float32 the order of a sum decides on which side of a kink some activations fall, so single
 # weights part by more than rounding; the whole update does not.
-LOSS_TOLERANCE, UPDATE_TOLERANCE = 1e-4, 2e-2
+LOSS_TOLERANCE, UPDATE_TOLERANCE, PRIOR_TOLERANCE = 1e-4, 2e-2, 1e-5
 
 
 @dataclass(frozen=True)
@@ -128,11 +130,18 @@ def flat(model: torch.nn.Module) -> torch.Tensor:
 def same_mathematics(config: Config, ranks: Ranks, steps: int = 3) -> None:
     """Stop unless both make the same update from the same weights and batch.
 
+    A period of two steps and a threshold that some images of a fresh network pass let the priors
+    move in between, so that the last step is adjusted by priors that both have updated.
+
     Raises:
         UserError: naming what differs at which step.
     """
+    changes = {
+        "train": {"precision": "fp32", "period": 2},
+        "method": {"threshold": min(PASSED_BY_A_FRESH_NETWORK, config.method.threshold)},
+    }
     exact = config.model_copy(
-        update={"train": config.train.model_copy(update={"precision": "fp32"})}
+        update={part: getattr(config, part).model_copy(update=to) for part, to in changes.items()}
     )
     trainer = Trainer(
         exact,
@@ -157,6 +166,16 @@ def same_mathematics(config: Config, ranks: Ranks, steps: int = 3) -> None:
         ):
             distance = (flat(mine) - flat(yours)).norm() / (flat(yours) - start).norm()
             apart[what] = float(distance) / UPDATE_TOLERANCE
+        if trainer.step % exact.train.period == 0:
+            start = trainer.method.pi_u.clone()
+            trainer.method.update_priors()
+            if torch.equal(trainer.method.pi_u, start):
+                raise UserError(f"step {step}: no image passed the threshold, the priors stayed")
+            for what, prior, usual in (
+                ("pi_u", trainer.method.pi_u, other.pi_u),
+                ("phi", trainer.method.phi, other.phi),
+            ):
+                apart[what] = float((prior - usual).abs().max()) / PRIOR_TOLERANCE
         for what, tolerances in apart.items():
             if not tolerances <= 1:
                 raise UserError(
@@ -164,7 +183,7 @@ def same_mathematics(config: Config, ranks: Ranks, steps: int = 3) -> None:
                     f"{tolerances:.1f} times the tolerance; nothing is timed"
                 )
     trainer.close()
-    print(f"same losses and weights from the same batches for {steps} steps", flush=True)
+    print(f"same losses, weights and priors from the same batches for {steps} steps", flush=True)
 
 
 def turn(step: Callable[[], Any], part: str, steps: int, device: torch.device) -> float:

@@ -148,7 +148,9 @@ def many_medium_few(
 
 
 def kl_divergence(true_counts: Sequence[int] | Tensor, estimate: Sequence[float] | Tensor) -> float:
-    """KL(true || estimate) in nats.
+    """KL(true || estimate) in nats, with the moving average as the estimate where it is logged.
+
+    The released code logs another number: the symmetrised divergence of each period's own counts.
 
     Args:
         true_counts: images per class, [K]; classes without images add nothing.

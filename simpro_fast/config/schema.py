@@ -23,7 +23,10 @@ class MethodConfig(Section):
 
     name: Literal["simpro", "fixmatch"] = "simpro"
     recipe: Literal["released", "paper"] = "released"
-    """`released` follows the published code, `paper` Algorithm 1 to the letter."""
+    """`released` follows the published code, `paper` the paper's Algorithm 1: views, floors, alpha
+    and the normaliser of pi_u. Where the paper's equations and its Algorithm 1 differ, `paper`
+    keeps the algorithm: pseudo-labels have tau (the equation has none), and only images above the
+    threshold count for pi_u (the equation averages all of them)."""
     tau: float = Field(2.0, ge=0)
     """Strength of both logit adjustments."""
     threshold: float = Field(0.95, ge=0, le=100)
@@ -80,6 +83,8 @@ class OptimConfig(Section):
     nesterov: bool = True
     weight_decay: float = Field(5e-4, ge=0)
     """Not applied to biases and normalisation layers."""
+    decay_shortcut_norm: bool = False
+    """Decay the norm weight in the projection shortcuts of a ResNet, as the released code does."""
     schedule: Literal["cosine_7_16", "cosine", "constant"] = "cosine_7_16"
     """cosine_7_16: lr * cos(7 pi i / 16 T), which ends at 0.195 lr."""
     warmup_steps: int = Field(0, ge=0)

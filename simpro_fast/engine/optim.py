@@ -18,12 +18,16 @@ _NORM_LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def param_groups(
-    model: nn.Module, weight_decay: float, backbone_lr_scale: float = 1.0
+    model: nn.Module,
+    weight_decay: float,
+    backbone_lr_scale: float = 1.0,
+    decay_shortcut_norm: bool = False,
 ) -> list[dict[str, Any]]:
     """Optimizer groups: weights with decay; biases and everything in norm layers without.
 
-    Decided by module type. (The published code looks for "bn" in names, and so decays the norm in
-    a ResNet's unnamed projection shortcut.) Frozen parameters are left out, shared ones counted
+    Decided by module type. With `decay_shortcut_norm` the weight (not the bias) of the norm in a
+    ResNet's projection shortcut is decayed, as the released code does, which looks for "bn" in
+    names and misses this one. Frozen parameters are left out, shared ones counted
     once, an empty group omitted.
 
     Returns:
@@ -40,12 +44,14 @@ def param_groups(
         for decay in (weight_decay, 0.0)
     ]
     seen: set[nn.Parameter] = set()
-    for module in model.modules():
+    for path, module in model.named_modules():
+        decayed_norm = decay_shortcut_norm and path.endswith("downsample.1")
         for name, parameter in module.named_parameters(recurse=False):
             if parameter in seen or not parameter.requires_grad:
                 continue
             seen.add(parameter)
-            exempt = isinstance(module, _NORM_LAYERS) or name.endswith("bias")
+            norm = isinstance(module, _NORM_LAYERS) and not decayed_norm
+            exempt = norm or name.endswith("bias")
             groups[2 * (parameter in head) + exempt]["params"].append(parameter)
     return [group for group in groups if group["params"]]
 
@@ -60,7 +66,9 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
     if optim.backbone_lr_scale == 0:
         model.requires_grad_(False)
         head_of(model).requires_grad_(True)
-    groups = param_groups(model, optim.weight_decay, optim.backbone_lr_scale)
+    groups = param_groups(
+        model, optim.weight_decay, optim.backbone_lr_scale, optim.decay_shortcut_norm
+    )
     # One kernel on CUDA. On CPU the fused step rounds an element by its place in a vector, so that
     # ZeRO's flat parts would part from whole weights by the last bit.
     fused = any(p.is_cuda for p in model.parameters())

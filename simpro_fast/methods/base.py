@@ -12,7 +12,7 @@ from simpro_kernels.pseudo_label_cross_entropy.op import PseudoLabelLoss
 from torch import Tensor
 
 from simpro_fast.methods.output import MethodOutput
-from simpro_fast.methods.priors import PriorTracker, Recipe
+from simpro_fast.methods.priors import IGNORED_TARGET, PriorTracker, Recipe
 
 Impl = Literal["auto", "triton", "eager", "compile"]
 
@@ -66,14 +66,20 @@ class PseudoLabelMethod(PriorTracker):
 
         Args:
             logits_labeled: float [L*B, K], view-major (row l*B + i belongs to targets[i]).
-            targets: int64 [B].
+            targets: integer [B], 0..K-1, or -100 for an image that is to be ignored.
             logits_weak: float [N, K]; no gradient flows into it.
             logits_strong: float [V*N, K], view-major.
 
         Returns:
             MethodOutput; the losses are float32, or float64 for float64 logits.
+
+        Raises:
+            ValueError: shapes or types that do not fit; on a CPU also a target out of range (on a
+                GPU, where looking would wait for the device, its loss is NaN and it counts for no
+                class).
         """
         self._check_shapes(logits_labeled, targets, logits_weak, logits_strong)
+        targets = self._checked_targets(targets)
         logits_weak = logits_weak.detach()
         log_prior_weak, log_prior_strong = self.adjustments(_prior_dtype(logits_weak))
         labeled = adjusted_cross_entropy(
@@ -151,6 +157,23 @@ class PseudoLabelMethod(PriorTracker):
                 f"logits_strong must have strong_views * N = {self.strong_views} * {images} = "
                 f"{self.strong_views * images} rows, got {rows}"
             )
+
+    def _checked_targets(self, targets: Tensor) -> Tensor:
+        """int64 [B] from any integer type."""
+        if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+            raise ValueError(f"targets must be integers, got {targets.dtype}")
+        targets = targets.long()
+        if targets.device.type == "cpu" and not torch.compiler.is_compiling():
+            labels = targets.detach().numpy()  # not an operation of torch: nothing to wait for
+            wrong = labels[
+                (labels != IGNORED_TARGET) & ((labels < 0) | (labels >= self.num_classes))
+            ]
+            if wrong.size:
+                raise ValueError(
+                    f"targets must be 0 to {self.num_classes - 1} (K = {self.num_classes} from "
+                    f"labeled_counts) or {IGNORED_TARGET} (ignored), got {wrong[0]}"
+                )
+        return targets
 
     def extra_repr(self) -> str:
         return (

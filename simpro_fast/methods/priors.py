@@ -6,8 +6,9 @@ Source: SimPro (ICML 2024), Algorithm 1; where its released code differs, see `r
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 Recipe = Literal["released", "paper"]
 PRIOR_FLOOR = 1e-12
 IGNORED_TARGET = -100
+_COUNTS = ("labeled_count", "unlabeled_mass")
 
 
 def log_prior(prior: Tensor, tau: float, recipe: Recipe) -> Tensor:
@@ -49,7 +51,9 @@ class PriorTracker(nn.Module):
     unlabeled image was kept; "paper" leaves pi_u as it is then. A softmax does not see the
     difference. `normalised_pi_u` is what to log and compare.
 
-    Everything is float64, also after `.half()` or `.to(dtype)`, and part of `state_dict()`.
+    Everything is float64, also after `.half()` or `.to(dtype)`, and part of `state_dict()`. The
+    counts belong to one rank each and are no buffers: DistributedDataParallel around a module that
+    holds this one would copy rank 0's over the others' at every forward pass.
 
     Args:
         labeled_counts: images per class of the labeled set, length K. A class may have 0 images
@@ -87,10 +91,13 @@ class PriorTracker(nn.Module):
         self.momentum = momentum
         self.recipe: Recipe = recipe
         self.process_group = process_group
-        self.register_buffer("pi_u", torch.full_like(counts, 1 / len(counts)))
-        self.register_buffer("phi", counts / counts.sum())
-        self.register_buffer("labeled_count", torch.zeros_like(counts))
-        self.register_buffer("unlabeled_mass", torch.zeros_like(counts))
+        # Tensors made under inference_mode could not be changed by the first training step.
+        with torch.inference_mode(False):
+            counts = counts.clone()
+            self.register_buffer("pi_u", torch.full_like(counts, 1 / len(counts)))
+            self.register_buffer("phi", counts / counts.sum())
+            self.labeled_count = torch.zeros_like(counts)
+            self.unlabeled_mass = torch.zeros_like(counts)
 
     @property
     def num_classes(self) -> int:
@@ -108,19 +115,70 @@ class PriorTracker(nn.Module):
             if buffer is not None:
                 moved = fn(buffer)
                 own[name] = moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name).to(self.pi_u.device))
         return self
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name in _COUNTS:
+            destination[prefix + name] = getattr(self, name)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        rest = dict(state_dict)
+        for name in _COUNTS:
+            saved = rest.pop(prefix + name, None)
+            if saved is None:
+                missing_keys.append(prefix + name)
+            elif saved.shape != self.pi_u.shape:
+                error_msgs.append(
+                    f"{prefix + name} is {list(saved.shape)}, not {list(self.pi_u.shape)}"
+                )
+            else:
+                with torch.no_grad():
+                    getattr(self, name).copy_(saved)
+        super()._load_from_state_dict(
+            rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PriorTracker:
+        """A copy that counts for itself, over the same ranks (a process group has no copy)."""
+        new = self.__class__.__new__(self.__class__)
+        memo[id(self)] = new
+        memo[id(self.process_group)] = self.process_group
+        new.__dict__.update({k: copy.deepcopy(v, memo) for k, v in self.__dict__.items()})
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.process_group is not None:
+            raise TypeError(
+                "a method with process_group= cannot be pickled: the group belongs to this "
+                "process; save state_dict(), or build it anew where it is read"
+            )
+        return self.__dict__
 
     @torch.no_grad()
     def accumulate(self, targets: Tensor, class_mass: Tensor) -> None:
         """Count a step's labeled images and kept pseudo-labels; calls add up over a period.
 
         Args:
-            targets: int64 [B], each labeled image once; -100 is not counted.
+            targets: integer [B], each labeled image once; only 0..K-1 is counted.
             class_mass: float [K].
         """
         # torch.bincount would wait for the device; sums of ones in float64 are exact in any order.
-        counted = (targets != IGNORED_TARGET).to(self.labeled_count.dtype)
-        self.labeled_count.index_add_(0, targets.clamp_min(0), counted)
+        counted = ((targets >= 0) & (targets < self.num_classes)).to(self.labeled_count.dtype)
+        self.labeled_count.index_add_(0, targets.clamp(0, self.num_classes - 1).long(), counted)
         self.unlabeled_mass.add_(class_mass)
 
     @torch.no_grad()

@@ -11,6 +11,7 @@ import io
 import re
 import warnings
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,8 @@ from torch import Tensor, nn
 from simpro_fast.errors import UserError
 from simpro_fast.models.head import head_of
 
-# How training scripts wrap a state dict, and what wrappers of the network prepend to every name.
-_WRAPPERS = ("state_dict", "model")
-_PREFIXES = ("module.", "model.", "_orig_mod.")
+# Under what names training scripts keep a state dict; the first that is there counts.
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "model_ema", "state_dict_ema", "ema")
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,12 @@ class PretrainedReport:
     """Not in the file; they stay as initialised."""
     unexpected: tuple[str, ...]
     """In the file and not in the network."""
+    prefix: str = ""
+    """Taken off the file's names."""
 
     def __str__(self) -> str:
-        parts = [f"{self.matched} of {self.total} tensors matched"]
+        taken_off = f" without the prefix {self.prefix!r}" if self.prefix else ""
+        parts = [f"{self.matched} of {self.total} tensors matched{taken_off}"]
         for what, names in (
             ("dropped (another number of classes)", self.dropped),
             ("missing, left as initialised", self.missing),
@@ -62,9 +65,10 @@ class PretrainedReport:
 def load_pretrained(network: nn.Module, path: Path) -> PretrainedReport:
     """Fill a network on the CPU, in place, from a safetensors file or a torch state dict.
 
-    A state dict may lie under `state_dict` or `model`, and all its names may begin with `module.`,
-    `model.` or `_orig_mod.`. The head is left out as a whole when one of its tensors has another
-    shape; no other tensor may. Half precision is widened.
+    A state dict may lie under one of `_WRAPPERS`. Wrappers prepend to names (`module.`,
+    `module.encoder_q.`, `backbone.`): the one prefix under which most of the network's names are
+    found is taken off. The head is left out as a whole when one of its tensors has another shape;
+    no other tensor may. Half precision is widened.
 
     Raises:
         UserError: the file is missing, damaged, or more than tensors and plain values; a tensor
@@ -74,6 +78,9 @@ def load_pretrained(network: nn.Module, path: Path) -> PretrainedReport:
     content = _read(path)
     given, others = _named_tensors(_parse(content, path), path)
     own = network.state_dict(keep_vars=True)
+    prefix = _common_prefix(given, own)
+    others += [name for name in given if not name.startswith(prefix)]
+    given = {k.removeprefix(prefix): v for k, v in given.items() if k.startswith(prefix)}
     head = {id(parameter) for parameter in head_of(network).parameters()}
     head_names = tuple(name for name, tensor in own.items() if id(tensor) in head)
     dropped: tuple[str, ...] = ()
@@ -92,6 +99,7 @@ def load_pretrained(network: nn.Module, path: Path) -> PretrainedReport:
         dropped=dropped,
         missing=tuple(name for name in own if name not in given),
         unexpected=(*(name for name in given if name not in own), *others),
+        prefix=prefix,
     )
 
 
@@ -171,9 +179,22 @@ def _named_tensors(content: Any, path: Path) -> tuple[dict[str, Tensor], list[st
             "save the network's state_dict()"
         )
     others = [str(key) for key in content if key not in tensors]
-    while prefix := next((p for p in _PREFIXES if all(k.startswith(p) for k in tensors)), None):
-        tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
     return tensors, others
+
+
+def _common_prefix(given: Iterable[str], own: Mapping[str, Tensor]) -> str:
+    """The prefix, empty or ending in a dot, under which most names of the network are found."""
+    found: Counter[str] = Counter()
+    for name in given:
+        place = 0
+        while True:
+            if name[place:] in own:
+                found[name[:place]] += 1
+            place = name.find(".", place) + 1
+            if not place:
+                break
+    # Among equals the shortest, so that plain names win.
+    return min(found, key=lambda prefix: (-found[prefix], len(prefix)), default="")
 
 
 def _check_matched(

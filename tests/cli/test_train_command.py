@@ -39,7 +39,7 @@ def metrics(folder: Path, name: str = "tiny") -> list[dict[str, Any]]:
 def test_three_launchers_give_the_same_losses(
     train_command: Run, config_file: Path, tmp_path: Path
 ) -> None:
-    """Case 19, and the saved configuration trains again to the same losses (case 40)."""
+    """Every launcher starts it; the saved configuration trains again to the same losses."""
     launchers = {
         "python": [sys.executable],
         "torchrun": [str(BIN / "torchrun"), "--nproc-per-node=1", "--master-port=0"],

@@ -28,7 +28,7 @@ def start(config: Config, rank: int, world_size: int) -> Ranks:
 class HalfBrighter:
     """A loader whose second half of every global batch is brighter by 60 of 255.
 
-    So the ranks' data differ, as case 20 wants it, and one rank sees the same images.
+    So the ranks' data differ, and one rank sees the same images.
     """
 
     def __init__(self, data: Any, dataset: Any, split: Any, **arguments: Any) -> None:

@@ -22,6 +22,7 @@ from simpro_fast.distributed import consistency
 from simpro_fast.distributed.consistency import difference
 from simpro_fast.distributed.process_group import Ranks, start_ranks, stop_ranks
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils import provenance
 from tests.conftest import TINY
 from tests.data.cifar_format import cifar10_members, write_archive
 from tests.distributed.gloo_ranks import GlooRanks, run_ranks
@@ -83,11 +84,11 @@ def _scenarios(rank: int, world_size: int, tree: dict[str, Any], ports: list[int
     other = {**_changed(tree, "optim", lr=0.1), "seed": 7} if rank else tree
     found["configuration"] = _error(rank, world_size, other, ports[1])
 
-    honest = consistency.version_of, consistency.source_digest
+    honest = provenance.version_of, consistency.source_digest
     if rank:
-        consistency.version_of = lambda *names: "0.0.1" if names == ("numpy",) else "1"
+        provenance.version_of = lambda *names: "0.0.1" if names == ("numpy",) else "1"
     found["versions"] = _error(rank, world_size, tree, ports[2])
-    consistency.version_of = honest[0]
+    provenance.version_of = honest[0]
     if rank:
         consistency.source_digest = lambda: "f" * 64
     found["code"] = _error(rank, world_size, tree, ports[3])

@@ -59,7 +59,7 @@ def test_two_deepspeed_ranks_take_the_same_steps_as_one(
 
 
 def test_buffers_are_equal_on_both_ranks_whatever_sync_bn(tiny: MakeConfig) -> None:
-    """After a period's end and more steps, with brighter images on rank 1 (case 20)."""
+    """After a period's end and more steps, with brighter images on rank 1."""
     found = {}
     for sync_bn in (True, "average_buffers", False):
         tree = dump(tiny({"distributed.sync_bn": sync_bn}))
@@ -75,7 +75,7 @@ def test_buffers_are_equal_on_both_ranks_whatever_sync_bn(tiny: MakeConfig) -> N
 
 
 def test_stages_are_bit_equal_and_go_on_with_another_number_of_ranks(tiny: MakeConfig) -> None:
-    """Saved by two ranks at any stage, read by one without ZeRO, and back (case 25)."""
+    """Saved by two ranks at any stage, read by one without ZeRO, and back."""
     changes = {"distributed.engine": "deepspeed", "model.activation": "silu"}
     (further,) = on_ranks(1, train, dump(tiny(changes)), 8)
     stage_0 = None

@@ -11,7 +11,7 @@ import torch
 
 from simpro_fast import FixMatch, SimPro
 from simpro_fast.config import Config
-from simpro_fast.distributed.environment import check_launch
+from simpro_fast.distributed.environment import check_compile, check_launch
 from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.engine import compile as compilation
 from simpro_fast.errors import ConfigError
@@ -75,7 +75,7 @@ def test_cuda_graphs_are_refused_where_they_cannot_be(tiny: MakeConfig) -> None:
         check_launch(config)
     config = tiny({"train.compile": "cuda-graphs", "distributed.micro_batch": 4})
     with pytest.raises(ConfigError, match=r"cannot add up over distributed\.micro_batch"):
-        compilation.check_compile(config, 1, on_cpu=False)
+        check_compile(config, 1, on_cpu=False)
 
 
 @pytest.mark.gpu

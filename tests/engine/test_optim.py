@@ -72,6 +72,16 @@ def test_every_trained_parameter_is_in_one_group(convert):
     assert all(p.ndim == 1 for p in groups[1]["params"])
 
 
+def test_the_shortcuts_norm_weights_are_decayed_as_in_the_released_code():
+    model = build_model(ModelConfig(name="resnet50_3x3"), 10, 32)
+    usual, released = (
+        names(model, param_groups(model, 0.1, decay_shortcut_norm=switch)[0])
+        for switch in (False, True)
+    )
+    assert released - usual == {f"layer{i}.0.downsample.1.weight" for i in range(1, 5)}
+    assert usual < released
+
+
 def test_no_empty_group():
     assert [g["weight_decay"] for g in param_groups(nn.Linear(2, 2, bias=False), 0.1)] == [0.1]
     assert [g["weight_decay"] for g in param_groups(nn.BatchNorm1d(2), 0.1)] == [0.0]

@@ -30,7 +30,7 @@ MakeConfig = Callable[..., Config]
 def test_a_signal_stops_both_and_the_run_goes_on_as_if_nothing_had_happened(
     tiny: MakeConfig, tmp_path: Path, unbroken: Outcome, number: int, to: tuple[int, ...]
 ) -> None:
-    """Priors, periods and metrics are those of the unbroken run (case 26)."""
+    """Priors, periods and metrics are those of the unbroken run."""
     config = tiny({"train.steps": 40, "checkpoint.every": 7})
     ranks = CommandRanks(config, tmp_path)
     ranks.wait_for_checkpoint(7)

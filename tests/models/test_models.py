@@ -135,6 +135,12 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
+def test_resnet50_starts_with_the_head_of_the_released_code():
+    head = build("resnet50_3x3", num_classes=127, size=32).fc
+    assert not head.bias.any()
+    assert float(head.weight.detach().std()) == pytest.approx((2 / (2048 + 127)) ** 0.5, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("name", "size", "side", "stem", "gflop"),
     [("resnet50_3x3", 32, 32, 1728, 2.596), ("resnet50", 64, 16, 9408, 0.671)],

@@ -59,6 +59,41 @@ WRAPPED: dict[str, Callable[[State], Any]] = {
 }
 
 
+PREFIXED: dict[str, tuple[str, Callable[[State], Any]]] = {
+    "moco": (
+        "module.encoder_q.",
+        lambda s: {
+            "state_dict": {
+                **{f"module.encoder_q.{k}": v for k, v in s.items()},
+                **{f"module.encoder_k.{k}": v.clone().zero_() for k, v in s.items()},
+                "module.queue": torch.zeros(2, 2),
+            }
+        },
+    ),
+    "backbone alone": (
+        "model.backbone.",
+        lambda s: {
+            **{f"model.backbone.{k}": v for k, v in s.items() if not k.startswith("head.")},
+            "model.projector.weight": torch.zeros(4, 2),
+        },
+    ),
+    "average alone": ("", lambda s: {"model_ema": s, "step": 7}),
+}
+
+
+@pytest.mark.parametrize("kind", PREFIXED)
+def test_the_prefix_that_most_names_share_is_taken_off(tmp_path: Path, kind: str) -> None:
+    given, model = state(), network()
+    prefix, wrap = PREFIXED[kind]
+    report = load_pretrained(model, torch_file(tmp_path / "w.pt", wrap(given)))
+    assert report.prefix == prefix and (not prefix or repr(prefix) in str(report))
+    fresh = network().state_dict()
+    for name, value in model.state_dict().items():
+        expected = fresh if name.startswith("head.") else given
+        assert torch.equal(value, expected[name]), name
+    assert report.matched == len(given) - 2
+
+
 @pytest.mark.parametrize("wrap", WRAPPED)
 def test_backbone_is_taken_and_a_head_of_another_shape_left(tmp_path: Path, wrap: str) -> None:
     given, model = state(), network()
