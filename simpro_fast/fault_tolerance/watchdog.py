@@ -192,6 +192,9 @@ class Watchdog:
 
     def _report_stall(self, progress: tuple[str, int, int]) -> None:
         """Find out who is behind and end the run; a rank alone only warns."""
+        self._look_for_failed_peer()
+        if self._deadline is not None:
+            return  # the end has begun, and why is known
         where = main_thread_line()
         limit = f"no progress for {self._stall_timeout:g} s (distributed.stall_timeout)"
         if self.heartbeats is None:
@@ -218,7 +221,8 @@ class Watchdog:
         else:
             why = "it gave no sign of life"
         others = f"; rank(s) {', '.join(map(str, behind[1:]))} likewise" if behind[1:] else ""
-        self._end(replace(failure, rank=first, message=f"{limit}: {why}{others}"))
+        failure = replace(failure, rank=first, silent=tuple(behind))
+        self._end(replace(failure, message=f"{limit}: {why}{others}"))
 
     def _end(self, failure: Failure) -> NoReturn:
         if self.notes is not None:
