@@ -7,8 +7,18 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Strict
 
+
+def _expand(path: Path) -> Path:
+    if "\0" in str(path):
+        raise ValueError("a path cannot hold the character NUL")
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError(f"there is no user {str(path.parts[0])[:64]}") from None
+
+
 # YAML has no paths: strings are accepted where a path is meant.
-FilePath = Annotated[Path, Strict(False), AfterValidator(Path.expanduser)]
+FilePath = Annotated[Path, Strict(False), AfterValidator(_expand)]
 # One folder may be written without brackets; YAML lists become tuples.
 FilePaths = Annotated[
     tuple[FilePath, ...],

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from simpro_fast.config import Config, flatten, load_config, parse_config
+from simpro_fast.config.bounds import shown
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.fault_tolerance.failure_notes import is_lost_connection
@@ -197,7 +198,7 @@ def _refuse_changes(path: Path, before: Config, now: Config) -> None:
 
     def listed(what: str) -> str:
         keys = [k for k in new if new[k] != old[k] and changes[k] == what]
-        return ", ".join(f"{k}: {old[k]!r} -> {new[k]!r}" for k in keys)
+        return ", ".join(f"{k}: {shown(old[k])} -> {shown(new[k])}" for k in keys)
 
     if refused := listed("training"):
         raise ConfigError(
