@@ -36,7 +36,7 @@ from simpro_fast.models import (
     first_rank_buffers,
 )
 from simpro_fast.run.banner import announce, announce_dry_run
-from simpro_fast.run.checkpoint import list_checkpoints, save_on_main
+from simpro_fast.run.checkpoint import save_on_main
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.export import TrainedRun, peak_memory_mib, summarise, write_results
 from simpro_fast.run.progress import Progress
@@ -44,7 +44,7 @@ from simpro_fast.run.resume import FILES, find_state, load_state
 from simpro_fast.run.tensorboard import TensorBoardLog
 from simpro_fast.run.views_figure import views_figure
 from simpro_fast.training.build import build_loader_for, build_method_for, build_student
-from simpro_fast.training.metrics import Meter, Stopwatch, step_profiler
+from simpro_fast.training.metrics import Meter, Stopwatch, ThresholdWatch, step_profiler
 from simpro_fast.training.micro_batch import join_outputs, split_batch
 from simpro_fast.training.state import History, gather_counts, scatter_counts
 from simpro_fast.training.step_guard import (
@@ -54,7 +54,6 @@ from simpro_fast.training.step_guard import (
     refuse_non_finite,
 )
 from simpro_fast.training.view_forward import ViewForward
-from simpro_fast.utils.atomic_write import write_json
 from simpro_fast.utils.provenance import git_commit
 
 logger = logging.getLogger(__name__)
@@ -275,6 +274,7 @@ class Trainer:
             "peak_memory_mib": peak_memory_mib(self.ranks.device),
         }
         self.stopwatch = Stopwatch()
+        self.threshold_watch.period(row["mask_rate"])
         self.progress.show(self.step, row["loss"] or 0.0, row["mask_rate"] or 0.0, kl_pi_u)
         if self._writes:
             self._log(metrics)
@@ -326,6 +326,7 @@ class Trainer:
         self.forward = ViewForward(self.engine, self.method, rows, config.train, ranks.world_size)
         self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
         self.meter = Meter(ranks.device)
+        self.threshold_watch = ThresholdWatch(config.method.threshold)
 
     def _start_run(self, checkpoint: Path | None) -> None:
         """Write what a run starts with, on rank 0; the others wait for it."""
@@ -428,20 +429,11 @@ class Trainer:
         try:
             yield
         except NonFiniteLossError as error:
-            draws = "no file was written"
-            good: list[Path] = []
-            try:
-                if self.write:
-                    path = self.run.path / f"not_finite_step{error.step}_rank{self.ranks.rank}.json"
-                    write_json(path, self.loader.describe(error.step))
-                    draws = f"the batch's draws are in {path}"
-                good = list_checkpoints(self.run.checkpoints)
-            except (UserError, OSError) as refused:
-                draws = f"the batch's draws are lost: {refused}"
-            last = f"last good checkpoint: {good[0]}" if good else "no checkpoint yet"
-            raise NonFiniteLossError(
-                error.step, f"; {draws}; {last}. Lower optim.lr or set optim.grad_clip"
-            ) from None
+            step = error.step
+            name = f"not_finite_step{step}_rank{self.ranks.rank}.json"
+            path = self.run.path / name if self.write else None
+            hint = self.run.describe_bad_step(path, lambda: self.loader.describe(step))
+            raise NonFiniteLossError(step, hint) from None
 
     def close(self) -> None:
         """Free the pipeline; harmless when repeated."""

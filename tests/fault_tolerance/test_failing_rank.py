@@ -183,6 +183,18 @@ def _no_large_files(rank: int) -> None:
     Trainer.save = save  # type: ignore[method-assign]
 
 
+def _no_such_interface(rank: int) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "nosuch0"
+
+
+def test_a_wrong_network_interface_is_one_line(tiny: MakeConfig, tmp_path: Path) -> None:
+    ranks = CommandRanks(tiny(), tmp_path, change=_no_such_interface)
+    assert ranks.wait(60) == [FAILED, FAILED], ranks.output()
+    for line in ranks.errors():
+        assert "GLOO_SOCKET_IFNAME=nosuch0" in line and " has lo" in line
+    assert 1 <= len(ranks.errors()) <= 2, ranks.output()
+
+
 def test_a_full_disk_stops_both_ranks(tiny: MakeConfig, tmp_path: Path) -> None:
     """Case 28: the checkpoint before stays, nothing half-written is left, nobody hangs."""
     config = tiny()

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from simpro_fast.config import Config, dump_config
 from simpro_fast.fault_tolerance.launchers import _is_launcher, is_running
 from simpro_fast.fault_tolerance.stop_requests import PREEMPTED, StopRequests
 from simpro_fast.run.checkpoint import newest_whole
+from simpro_fast.training import trainer as trainer_module
 from simpro_fast.training.trainer import Trainer
 from tests.conftest import TRAIN, clean_environment
 from tests.distributed.command_ranks import CommandRanks, free_port, newest_step, processes_of
@@ -83,14 +85,14 @@ def test_a_forked_child_keeps_its_signals_to_itself() -> None:
 
 
 def _term_in_set_up(rank: int) -> None:
-    original = Trainer._build_loader
+    original = trainer_module.build_loader_for
 
-    def build(self: Trainer, *arguments: object) -> object:
+    def build(*arguments: Any, **options: Any) -> Any:
         if rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, *arguments)  # type: ignore[arg-type]
+        return original(*arguments, **options)
 
-    Trainer._build_loader = build  # type: ignore[method-assign, assignment]
+    trainer_module.build_loader_for = build
 
 
 def test_before_the_first_step_there_is_nothing_to_save(tiny: MakeConfig, tmp_path: Path) -> None:

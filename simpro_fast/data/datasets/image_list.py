@@ -24,6 +24,7 @@ from simpro_fast.data.files.scan_folders import scan_folders
 from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL
+from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.parallel_map import in_order
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class FileImages:
         size = self.shape[1]
         missing = [file for file in dict.fromkeys(files) if file not in self._kept]
         fresh = {}
-        decoded = in_order(lambda file: square(file, size), missing, _threads())
+        decoded = in_order(lambda file: square(file, size), missing, cpu_cores())
         for file, pixels in zip(missing, decoded, strict=True):
             fresh[file] = pixels
             if (len(self._kept) + 1) * size * size * 3 <= _KEPT_BYTES:
@@ -181,7 +182,7 @@ def with_sizes(manifest: Manifest, on_bad_image: str) -> Manifest:
         return Facts(row.width, row.height, row.bytes or length, row.sha256, status)
 
     rows, refused = [], []
-    for row, facts in zip(manifest.rows, in_order(look, manifest.rows, _threads()), strict=True):
+    for row, facts in zip(manifest.rows, in_order(look, manifest.rows, cpu_cores()), strict=True):
         now = replace(row, width=facts.width, height=facts.height, bytes=facts.bytes)
         if facts.status == OK:
             rows.append(now)
@@ -220,7 +221,3 @@ def _check_classes(data: DataConfig, manifest: Manifest, labels: np.ndarray) -> 
     if not counts.any() or not (splits == "unlabeled").any():
         kind = "unlabeled" if counts.any() else "labeled"
         raise UserError(f"{data.manifest or data.labeled}: no usable {kind} image")
-
-
-def _threads() -> int:
-    return len(os.sched_getaffinity(0))
