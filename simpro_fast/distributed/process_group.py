@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 import sys
 import tempfile
 from dataclasses import dataclass, replace
@@ -190,12 +189,10 @@ def _connect(config: Config, ranks: Ranks, store: dist.Store) -> None:
             timeout=timedelta(seconds=config.distributed.collective_timeout),
         )
     except (RuntimeError, ValueError) as error:
-        chosen = os.environ.get("GLOO_SOCKET_IFNAME")
         reason = str(error).splitlines()[0][:200]
-        interfaces = ", ".join(name for _, name in socket.if_nameindex())
         raise UserError(
-            f"the ranks cannot be connected ({reason}); GLOO_SOCKET_IFNAME={chosen}, and "
-            f"{host_name()} has {interfaces}"
+            f"the ranks cannot be connected ({reason}); check network and firewall, and "
+            f"GLOO_SOCKET_IFNAME, here {os.environ.get('GLOO_SOCKET_IFNAME', 'not set')}"
         ) from None
     # DeepSpeed reads these even when the group already exists.
     for name, value in (
