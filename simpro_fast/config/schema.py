@@ -106,7 +106,17 @@ class TrainConfig(Section):
     these in float64, to check numerics (slow on GPUs; not with ZeRO 1 and 2)."""
     compile: Literal["none", "default", "max-autotune", "cuda-graphs"] = Field("none", **ROUNDING)
     """torch.compile of network and losses over static shapes; `max-autotune` tries more kernels,
-    `cuda-graphs` replays the network as CUDA graphs (docs/performance.md)."""
+    `cuda-graphs` compiles as `default` and replays the step as one CUDA graph, or where that cannot
+    be (see cuda_graph) the network alone."""
+    cuda_graph: bool = Field(False, **ROUNDING)
+    """Replay the whole step, optimizer and average included, as one CUDA graph, where that can be:
+    one GPU, distributed.engine=plain, one micro-batch, strong_forward=all (docs/performance.md)."""
+    cudnn_benchmark: bool = Field(True, **ROUNDING)
+    """On CUDA: time cuDNN's convolution algorithms at the first step and keep the fastest, where
+    shapes do not change (strong_forward=all). Another algorithm rounds differently, so repeated
+    runs may part; false lets cuDNN's heuristics choose."""
+    tf32: bool = True
+    """On CUDA with precision=fp32: convolutions and products with TF32's 10-bit mantissa."""
     weak_forward: Literal["concat", "no_grad"] = "concat"
     """`concat`: one pass over all views, as published; `no_grad`: the weak views first and without
     a backward pass, which changes what batch norm sees (docs/performance.md)."""

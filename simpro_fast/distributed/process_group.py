@@ -122,6 +122,7 @@ def start_ranks(config: Config) -> Ranks:
     device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     if use_cuda:
         torch.cuda.set_device(device)
+        _choose_algorithms(config)
     else:
         reuse_freed_memory()
     # Equal thread counts make repeats and resumes bit-equal; torchrun and deepspeed differ here.
@@ -135,6 +136,14 @@ def start_ranks(config: Config) -> Ranks:
         # An in-memory store: a single rank opens no port at all.
         _connect(config, ranks, dist.HashStore())
     return ranks
+
+
+def _choose_algorithms(config: Config) -> None:
+    """How cuDNN and cuBLAS compute, as `train.cudnn_benchmark` and `train.tf32` say."""
+    static = config.train.strong_forward == "all"
+    torch.backends.cudnn.benchmark = config.train.cudnn_benchmark and static
+    torch.backends.cudnn.allow_tf32 = config.train.tf32
+    torch.backends.cuda.matmul.allow_tf32 = config.train.tf32
 
 
 def _find_and_connect(config: Config, ranks: Ranks) -> Ranks:

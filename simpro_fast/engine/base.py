@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from simpro_fast.config import Config
-from simpro_fast.engine.compile import compile_network
+from simpro_fast.distributed.process_group import Ranks
+from simpro_fast.engine.compile import compile_network, has_own_graphs
 from simpro_fast.errors import UserError
 
 EngineState = dict[str, Any]
@@ -37,8 +38,8 @@ class Engine(Protocol):
         """
         ...
 
-    def step(self, lr: float) -> None:
-        """Clip, update the weights with learning rate `lr`, clear the gradients.
+    def step(self, lr: float | Tensor) -> None:
+        """Clip, update the weights with learning rate `lr` (a number, or []), clear the gradients.
 
         Called once after the last micro-batch of a step.
         """
@@ -61,14 +62,14 @@ class PrecisionForward(nn.Module):
     fp64: the weights are float64 and the views become it here.
     """
 
-    def __init__(self, config: Config, model: nn.Module, device: torch.device) -> None:
+    def __init__(self, config: Config, model: nn.Module, ranks: Ranks) -> None:
         super().__init__()
         self.net = model
-        self._device_type = device.type
+        self._device_type = ranks.device.type
         self._bf16 = config.train.precision == "bf16"
         self._dtype = weight_dtype(config)
-        self._graphs = config.train.compile == "cuda-graphs"
-        compile_network(model, config, device)
+        self._graphs = has_own_graphs(config, ranks)
+        compile_network(model, config, ranks)
 
     def forward(self, views: Tensor) -> Tensor:
         if self._graphs:

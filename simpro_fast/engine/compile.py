@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from simpro_fast.config import Config
+from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import UserError
 
 # Ours to torch's. Shapes are static in all of them.
@@ -30,7 +31,27 @@ def require_compiler(option: str, cure: str, device: torch.device) -> None:
         )
 
 
-def compile_network(network: nn.Module, config: Config, device: torch.device) -> None:
+def why_not_captured(config: Config, ranks: Ranks) -> str | None:
+    """Why this run's step cannot be one CUDA graph, with the cure; None where it can."""
+    if ranks.device.type != "cuda":
+        return "it needs a CUDA device"
+    if ranks.world_size > 1:
+        return f"the collectives of {ranks.world_size} ranks are not captured"
+    if config.distributed.engine != "plain":
+        return "DeepSpeed's engine works on the host; set distributed.engine=plain"
+    if config.micro_batches(ranks.world_size) > 1:
+        return "gradients of several micro-batches add up; leave out distributed.micro_batch"
+    if config.train.strong_forward == "confident":
+        return "the number of confident images changes; set train.strong_forward=all"
+    return None
+
+
+def has_own_graphs(config: Config, ranks: Ranks) -> bool:
+    """Whether torch.compile replays the network as CUDA graphs; not where the whole step is one."""
+    return config.train.compile == "cuda-graphs" and why_not_captured(config, ranks) is not None
+
+
+def compile_network(network: nn.Module, config: Config, ranks: Ranks) -> None:
     """Compile the network in place, as `train.compile` says, at its first call.
 
     Raises:
@@ -38,8 +59,9 @@ def compile_network(network: nn.Module, config: Config, device: torch.device) ->
     """
     mode = config.train.compile
     if mode != "none":
-        require_compiler(f"train.compile={mode}", "train.compile=none", device)
-        network.compile(dynamic=False, mode=_MODES[mode])
+        require_compiler(f"train.compile={mode}", "train.compile=none", ranks.device)
+        own = mode != "cuda-graphs" or has_own_graphs(config, ranks)
+        network.compile(dynamic=False, mode=_MODES[mode] if own else None)
 
 
 def compile_method(method: nn.Module, config: Config) -> None:

@@ -85,7 +85,7 @@ class DeepSpeedEngine:
         self.module = model.to(ranks.device)
         self._torch_optimizer = build_optimizer(config.optim, self.module)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
-            model=PrecisionForward(config, self.module, ranks.device),
+            model=PrecisionForward(config, self.module, ranks),
             optimizer=self._torch_optimizer,
             config=deepspeed_config(config, ranks),
         )
@@ -112,7 +112,7 @@ class DeepSpeedEngine:
         if not last:
             self._engine.step()  # Counts the micro-batch; nothing moves before the last one.
 
-    def step(self, lr: float) -> None:
+    def step(self, lr: float | Tensor) -> None:
         if self._average is not None:
             self._average.finish()
         clip_gradients(self.module, self._grad_clip)

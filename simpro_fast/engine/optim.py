@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from simpro_fast.config.schema import OptimConfig
@@ -76,7 +76,8 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
     optimizer: torch.optim.Optimizer
     if optim.name == "adamw":
         betas = (optim.momentum, 0.999)
-        optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=betas, **how)
+        # Capturable: its step count stays on the device, so that a CUDA graph can hold the step.
+        optimizer = torch.optim.AdamW(groups, lr=optim.lr, betas=betas, capturable=fused, **how)
     else:
         optimizer = torch.optim.SGD(
             groups,
@@ -112,7 +113,7 @@ class _FirstStepLayouts:
         self._checked = True
 
 
-def set_learning_rate(groups: Iterable[dict[str, Any]], lr: float) -> None:
+def set_learning_rate(groups: Iterable[dict[str, Any]], lr: float | Tensor) -> None:
     """Give an optimizer's `param_groups` the rate `lr`, each times its own `lr_scale`."""
     for group in groups:
         group["lr"] = lr * group["lr_scale"]

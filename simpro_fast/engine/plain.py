@@ -23,7 +23,7 @@ class PlainEngine:
 
     def __init__(self, config: Config, model: nn.Module, ranks: Ranks) -> None:
         self.module = model.to(ranks.device).to(memory_format=torch.channels_last)
-        self._net = PrecisionForward(config, self.module, ranks.device)
+        self._net = PrecisionForward(config, self.module, ranks)
         self.optimizer = build_optimizer(config.optim, self.module)
         self._grad_clip = config.optim.grad_clip
         self._micro_batches = config.micro_batches(ranks.world_size)
@@ -42,7 +42,7 @@ class PlainEngine:
             self._average.begin()
         (loss / self._micro_batches).backward()
 
-    def step(self, lr: float) -> None:
+    def step(self, lr: float | Tensor) -> None:
         if self._seen != self._micro_batches:
             raise RuntimeError(f"{self._seen} of {self._micro_batches} micro-batches seen")
         self._seen = 0

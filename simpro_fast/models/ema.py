@@ -44,9 +44,13 @@ class ModelEMA:
         """Decay of the update that follows step `step` (counted from 0)."""
         return min(self.decay, (1 + step) / (10 + step)) if self.warmup else self.decay
 
-    @torch.no_grad()
     def update(self, step: int) -> None:
         """Move the average towards the network as it is after step `step` (counted from 0)."""
+        self.follow(self.decay_at(step))
+
+    @torch.no_grad()
+    def follow(self, decay: float | Tensor) -> None:
+        """`update` with a given decay d; as a tensor [] it may change under a CUDA graph."""
         if not self._layouts_match:
             self._match_layouts()
         averages: list[Tensor] = list(self.module.parameters())
@@ -55,7 +59,11 @@ class ModelEMA:
             for average, weight in zip(averages, self._model.parameters(), strict=True)
         ]
         if averages:
-            torch._foreach_lerp_(averages, weights, 1.0 - self.decay_at(step))
+            if isinstance(decay, Tensor):
+                torch._foreach_mul_(averages, decay)
+                torch._foreach_add_(averages, torch._foreach_mul(weights, 1.0 - decay))
+            else:
+                torch._foreach_lerp_(averages, weights, 1.0 - decay)
         pairs = list(zip(self.module.buffers(), self._model.buffers(), strict=True))
         for floating in (True, False):
             chosen = [pair for pair in pairs if pair[0].is_floating_point() == floating]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from simpro_fast.config import Config
-from simpro_fast.data.batch import Loader, rank_layout
+from simpro_fast.data.batch import Batch, Loader, rank_layout
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.image_list import select
 from simpro_fast.data.datasets.registry import load_dataset
@@ -47,6 +47,7 @@ from simpro_fast.training.build import build_loader_for, build_method_for, build
 from simpro_fast.training.metrics import Meter, Stopwatch, ThresholdWatch, step_profiler
 from simpro_fast.training.micro_batch import join_outputs, split_batch
 from simpro_fast.training.state import History, gather_counts, scatter_counts
+from simpro_fast.training.step_graph import build_step_graph
 from simpro_fast.training.step_guard import (
     NonFiniteLossError,
     StepGuard,
@@ -126,6 +127,25 @@ class Trainer:
         batch = self.loader.next(step)
         self.stopwatch.data_arrived()
 
+        lr, decay = learning_rate(config.optim, step, config.train.steps), self.ema.decay_at(step)
+        if self.step_graph is None:
+            out = self.learn(batch, lr, decay)
+        else:
+            out = self.step_graph(batch, lr, decay)
+            self.guard.watch(out.loss, step)
+        self.meter.add(out, batch.truth)
+        self.step = step + 1
+        if self.progress.due():
+            loss, mask_rate = float(out.loss.detach()), float(out.mask_rate)
+            self.progress.show(self.step, loss, mask_rate, self.kl_pi_u())
+        self.stopwatch.stop()
+
+    def learn(self, batch: Batch, lr: float | Tensor, decay: float | Tensor) -> MethodOutput:
+        """Losses, update of the weights and of their average, from one batch.
+
+        Args:
+            lr: learning rate of this step. decay: of the average; both numbers, or [].
+        """
         outputs: list[MethodOutput] = []
         for micro in split_batch(batch, self.layout, self.micro_batches):
             logits_labeled, logits_weak, logits_strong = self.forward(micro.views)
@@ -133,18 +153,14 @@ class Trainer:
             outputs.append(part)
             if len(outputs) == self.micro_batches:
                 out = join_outputs(outputs)
-                self.guard.watch(out.loss, step)
+                if self.step_graph is None:  # else after the replay
+                    self.guard.watch(out.loss, self.step)
             self.engine.backward(part.loss)
-        self.engine.step(learning_rate(config.optim, step, config.train.steps))
+        self.engine.step(lr)
         if self.share_buffers is not None:
             self.share_buffers(self.model)
-        self.ema.update(step)
-        self.meter.add(out, batch.truth)
-        self.step = step + 1
-        if self.progress.due():
-            loss, mask_rate = float(out.loss.detach()), float(out.mask_rate)
-            self.progress.show(self.step, loss, mask_rate, self.kl_pi_u())
-        self.stopwatch.stop()
+        self.ema.follow(decay)
+        return out
 
     def fit(self) -> dict[str, Any]:
         """Train to `train.steps`, evaluate, save, report.
@@ -324,6 +340,7 @@ class Trainer:
         self.micro_batches = config.micro_batches(ranks.world_size)
         rows = self.layout.part(self.micro_batches).rows_by_kind
         self.forward = ViewForward(self.engine, self.method, rows, config.train, ranks.world_size)
+        self.step_graph = build_step_graph(config, ranks, self.learn)
         self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
         self.meter = Meter(ranks.device)
         self.threshold_watch = ThresholdWatch(config.method.threshold)

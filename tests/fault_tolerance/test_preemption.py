@@ -17,7 +17,7 @@ from simpro_fast.config import Config, dump_config
 from simpro_fast.fault_tolerance.launchers import _is_launcher, is_running
 from simpro_fast.fault_tolerance.stop_requests import PREEMPTED, StopRequests
 from simpro_fast.run.checkpoint import newest_whole
-from simpro_fast.training import trainer as trainer_module
+from simpro_fast.training import trainer as module
 from simpro_fast.training.trainer import Trainer
 from tests.conftest import TRAIN, clean_environment
 from tests.distributed.command_ranks import CommandRanks, free_port, newest_step, processes_of
@@ -85,14 +85,14 @@ def test_a_forked_child_keeps_its_signals_to_itself() -> None:
 
 
 def _term_in_set_up(rank: int) -> None:
-    original = trainer_module.build_loader_for
+    original = module.build_loader_for
 
     def build(*arguments: Any, **options: Any) -> Any:
         if rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return original(*arguments, **options)
 
-    trainer_module.build_loader_for = build
+    module.build_loader_for = build
 
 
 def test_before_the_first_step_there_is_nothing_to_save(tiny: MakeConfig, tmp_path: Path) -> None:
