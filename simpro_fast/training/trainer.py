@@ -415,7 +415,7 @@ class Trainer:
         self.ema.load_state_dict(state["ema"])
         self.method.load_state_dict(state["method"])
         scatter_counts(state["accumulators"], self._counts(), self.ranks)
-        self.fingerprint = dict(state["fingerprint"])
+        self.fingerprint = {**state["fingerprint"], **self.fingerprint}
         self.step = state["step"]
         self.history = History(list(state["top1"]), state["seconds"])
 

@@ -119,6 +119,7 @@ def test_replaced_pictures_of_the_same_names_are_noticed(
     named = str(error.value).rpartition("=")[2]
     assert train(tiny(folders(moved, **{"checkpoint.resume": named})))["steps"] == 12
     assert "it goes on with them" in caplog.text
+    assert train(tiny(folders(moved, **{"train.steps": 13})))["steps"] == 13
 
 
 @pytest.mark.parametrize("held", [0, 1])
