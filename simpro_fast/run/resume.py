@@ -195,6 +195,8 @@ def is_finished(config: Config, ranks: Ranks) -> bool:
 def _refuse_changes(path: Path, before: Config, now: Config) -> None:
     """What may change stands beside each key, and in the table of docs/survival.md."""
     old, new, changes = flatten(before), flatten(now), Config.changes()
+    if None in (before.model.weights, now.model.weights):
+        changes["model.weights"] = "training"  # there is no content to compare
 
     def listed(what: str) -> str:
         keys = [k for k in new if new[k] != old[k] and changes[k] == what]
@@ -213,15 +215,11 @@ def _check_weights(path: Path, saved: str | None, config: Config) -> None:
     """The checkpoint holds the weights; the file they came from is compared if it is still there.
 
     Raises:
-        UserError: it is another file now, or there was none.
+        UserError: it is another file now.
     """
     file = config.model.weights
-    if file is None:
+    if saved is None or file is None:
         return
-    if saved is None:
-        raise UserError(
-            f"{path} did not start from model.weights={file}; leave it out, or start a new run"
-        )
     if not file.exists():
         logger.info("%s is gone; the weights are in %s", file, path)
     elif (digest := weights_sha256(file)) != saved:
