@@ -20,6 +20,9 @@ from typing import Any
 
 import torch
 
+from simpro_fast.utils.machine import processor_name
+from simpro_fast.utils.provenance import git_commit
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results"
 # The part of the kernel tests that decides whether numbers are worth reporting.
@@ -63,45 +66,22 @@ def machine() -> dict[str, str]:
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
     else:
-        device = f"{_cpu_name()}, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
+        device = f"{processor_name()}, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
     return {
         "machine": device,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": _version("triton"),
-        "commit": _commit(),
+        "commit": git_commit() or "unknown",
         "load": f"{os.getloadavg()[0]:.1f}",
         "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def _version(package: str) -> str:
     if importlib.util.find_spec(package) is None:
         return "none"
     return str(importlib.import_module(package).__version__)
-
-
-def _commit() -> str:
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", "kernels", "bench")
-        code = [line for line in changed.splitlines() if "results/" not in line]
-        return git("rev-parse", "--short", "HEAD") + ("+" if code else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def gate(op: str, smoke: bool) -> None:

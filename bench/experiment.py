@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import fcntl
 import io
 import itertools
 import json
@@ -28,6 +27,7 @@ from typing import Any
 
 from simpro_fast.evaluation import kl_divergence
 from simpro_fast.utils.atomic_write import write_atomically
+from simpro_fast.utils.file_lock import locked
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -109,8 +109,7 @@ def read_rows(dataset: str) -> list[dict[str, Any]]:
 
 def add_row(dataset: str, new: dict[str, Any]) -> None:
     """Add one run to the results and draw them again; several runners may work at once."""
-    with (RESULTS / f"{dataset}.csv").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(RESULTS, "check its permissions", folder=True):
         rows = [*read_rows(dataset), new]
         rows.sort(
             key=lambda r: (DISTRIBUTIONS.index(r["distribution"]), r["method"], int(r["seed"]))

@@ -37,9 +37,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from simpro_fast.config import load_config
 from simpro_fast.distributed.environment import check_launch
 from simpro_fast.distributed.process_group import start_ranks, stop_ranks
-from simpro_fast.run.directory import git_commit
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.machine import machine_name
+from simpro_fast.utils.provenance import git_commit
 
 WARM_UP = 3
 PARTS = ("data", "forward", "method", "guard", "backward", "optimizer", "ema", "meter")

@@ -166,7 +166,8 @@ def _train(config: Config, *, dry_run: bool, smoke: bool) -> int:
 
 def _clear_smoke_run(config: Config, ranks: Ranks) -> None:
     """Begin anew: a smoke run that has finished once would else have nothing to do."""
-    if ranks.is_main and config.run_dir.exists():
+    if ranks.is_main and (left := list(config.run_dir.iterdir())):
         logging.getLogger(__name__).info("%s: emptied for this smoke run", config.run_dir)
-        shutil.rmtree(config.run_dir)
+        for path in left:  # the folder itself is locked
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     ranks.barrier()

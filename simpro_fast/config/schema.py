@@ -137,6 +137,11 @@ class TrainConfig(Section):
                 "strong_forward=confident needs the weak views' logits before the strong views "
                 "run; set weak_forward=no_grad"
             )
+        if self.strong_forward == "confident" and self.compile != "none":
+            raise ValueError(
+                f"compile={self.compile} needs static shapes, and strong_forward=confident runs "
+                "another number of views in every step; set compile=none or strong_forward=all"
+            )
         return self
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from itertools import pairwise
-from pathlib import Path
 
 import torch
 
@@ -52,7 +50,6 @@ def check_launch(config: Config) -> None:
         )
     if world > 1:
         _refuse_missing_interface()
-    _refuse_missing_hostfile()
     expected = config.distributed.expect_world_size
     if expected is not None and expected != world:
         raise ConfigError(
@@ -98,42 +95,6 @@ def _refuse_missing_interface() -> None:
             f"GLOO_SOCKET_IFNAME={chosen}: {host_name()} has no such network interface, but "
             f"{', '.join(there)}; correct the variable or unset it"
         )
-
-
-def _refuse_missing_hostfile() -> None:
-    """`deepspeed --hostfile TYPO` warns and trains on this machine alone; here it is an error.
-
-    The ranks are grandchildren of the `deepspeed` command, whose arguments /proc shows.
-    """
-    if "CROSS_SIZE" not in os.environ:  # set by DeepSpeed's launcher only
-        return
-    process = os.getppid()
-    for _ in range(4):
-        try:
-            words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
-            parent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
-            folder = Path(f"/proc/{process}/cwd").resolve()
-        except (OSError, UnicodeDecodeError, IndexError):
-            return  # another user's process, or not Linux
-        named = _hostfile_in(words)
-        if named is not None and not (folder / named).is_file():
-            raise ConfigError(
-                f"deepspeed --hostfile {named}: no such file, so deepspeed would train on this "
-                "machine alone; correct the path, or leave out --hostfile"
-            )
-        process = int(parent)
-
-
-def _hostfile_in(words: list[str]) -> str | None:
-    """The value of --hostfile among the launcher's own arguments (they end at the script)."""
-    for word, following in pairwise(words):
-        if word.endswith(".py"):
-            return None
-        if word in ("-H", "--hostfile"):
-            return following
-        if word.startswith("--hostfile="):
-            return word.partition("=")[2]
-    return None
 
 
 def check_compile(config: Config, world_size: int, *, on_cpu: bool) -> None:

@@ -1,4 +1,10 @@
-"""Averages gradients over ranks while backward still computes."""
+"""Averages gradients over ranks while backward still computes.
+
+Not by torch's DistributedDataParallel, which lays its buckets anew after the first backward and so
+adds up in another order from then on: with three ranks or more, a resumed run would differ from an
+unbroken one. (`find_unused_parameters=True` keeps them, at the price of a walk through the graph in
+every step and of a warning where every parameter is used.)
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import time
 from contextlib import suppress
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import UserError
 from simpro_fast.utils.atomic_write import write_json
+from simpro_fast.utils.machine import host_name
 
 NOTE_DELAY = 2.0
 """Seconds that a note may need to become visible over a network file system."""
@@ -50,7 +50,7 @@ class Failure:
     @classmethod
     def of(cls, rank: int, step: int, kind: str, message: str, exit_code: int) -> Failure:
         """A failure here and now."""
-        return cls(rank, socket.gethostname(), step, kind, message, exit_code, time.time())
+        return cls(rank, host_name(), step, kind, message, exit_code, time.time())
 
     def __str__(self) -> str:
         what = {"error": "failed first", "preempted": "was preempted"}.get(self.kind, self.kind)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from simpro_fast.errors import UserError
 from simpro_fast.fault_tolerance.launchers import is_running
+from simpro_fast.utils.atomic_write import write_atomically
+from simpro_fast.utils.machine import host_name
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Heartbeats:
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
         self._folder, self._rank, self._world_size = folder, rank, world_size
-        self._host = socket.gethostname()
+        self._host = host_name()
         self._number = 0
 
     def beat(self, step: int, phase: str, where: str = "") -> None:
@@ -55,14 +58,8 @@ class Heartbeats:
             collectives=collectives_entered(),
             where=where,
         )
-        path = self._path(self._rank)
-        temporary = path.with_name(f".{path.name}")
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(asdict(beat)), encoding="utf-8")
-            os.replace(temporary, path)
-        except OSError:
-            return
+        with suppress(UserError, OSError):
+            write_atomically(self._path(self._rank), json.dumps(asdict(beat)), durable=False)
 
     def read(self) -> dict[int, Beat]:
         """The last beats by rank, without those that cannot be read."""

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 Recipe = Literal["released", "paper"]
 PRIOR_FLOOR = 1e-12
 IGNORED_TARGET = -100
-_COUNTS = ("labeled_count", "unlabeled_mass")
+COUNTS = ("labeled_count", "unlabeled_mass")
+"""Counts of a `PriorTracker`, each rank's own; what else is in its state is equal on all ranks."""
 
 
 def log_prior(prior: Tensor, tau: float, recipe: Recipe) -> Tensor:
@@ -115,7 +116,7 @@ class PriorTracker(nn.Module):
             if buffer is not None:
                 moved = fn(buffer)
                 own[name] = moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
-        for name in _COUNTS:
+        for name in COUNTS:
             setattr(self, name, getattr(self, name).to(self.pi_u.device))
         return self
 
@@ -123,7 +124,7 @@ class PriorTracker(nn.Module):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name in _COUNTS:
+        for name in COUNTS:
             destination[prefix + name] = getattr(self, name)
 
     def _load_from_state_dict(
@@ -137,7 +138,7 @@ class PriorTracker(nn.Module):
         error_msgs: list[str],
     ) -> None:
         rest = dict(state_dict)
-        for name in _COUNTS:
+        for name in COUNTS:
             saved = rest.pop(prefix + name, None)
             if saved is None:
                 missing_keys.append(prefix + name)

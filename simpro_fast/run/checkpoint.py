@@ -55,7 +55,7 @@ def save_checkpoint(folder: Path, state: dict[str, Any], keep: int) -> Path:
         UserError: the disk is full or the folder cannot be written.
     """
     path = checkpoint_path(folder, state["step"])
-    _remove(lambda: folder.glob(".step_*.tmp"))  # of killed writers
+    _remove(lambda: folder.glob(".step_*"))  # of killed writers
     try:
         with replacing(path) as file:
             torch.save({"format": FORMAT, **state}, file)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
-import logging
 import os
-import socket
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TextIO
 
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import PeerError, UserError
-
-logger = logging.getLogger(__name__)
+from simpro_fast.utils.file_lock import locked
+from simpro_fast.utils.machine import host_name
 
 
 def lock_path(run_dir: Path) -> Path:
@@ -23,12 +20,14 @@ def lock_path(run_dir: Path) -> Path:
 class RunLock:
     """Holds a run directory for one launch, on rank 0.
 
-    The lock is the operating system's: the death of the process frees it, whatever kills it.
+    Two locks of the operating system, both freed by the death of the process: on the file
+    `lock_path`, which holds the name of the holder, and on the run directory itself, so that the
+    file may be deleted.
     """
 
     def __init__(self, run_dir: Path, ranks: Ranks) -> None:
         self._run_dir, self._ranks = run_dir, ranks
-        self._file: TextIO | None = None
+        self._held = ExitStack()
 
     def take(self) -> None:
         """All ranks call it together, before anything in the run directory is read or changed.
@@ -41,7 +40,7 @@ class RunLock:
         refusal: UserError | None = None
         if self._ranks.is_main:
             try:
-                self._file = _locked(self._run_dir)
+                self._take()
             except UserError as error:
                 refusal = error
         told = self._ranks.gather_bytes(str(refusal or "").encode())[0]
@@ -51,39 +50,27 @@ class RunLock:
             raise PeerError(told.decode())
 
     def release(self) -> None:
-        """Harmless without a lock."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Harmless without a lock. A run directory that stayed empty goes."""
+        self._held.close()
+
+    def _take(self) -> None:
+        path, cure = lock_path(self._run_dir), "check output_dir and its permissions"
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(path, cure, wait=False))
+                stack.enter_context(locked(self._run_dir, cure, folder=True, wait=False))
+            except BlockingIOError:
+                holder = path.read_text(encoding="utf-8", errors="replace").strip()
+                raise UserError(
+                    f"{self._run_dir} is in use: {holder or 'another process'} trains there; wait "
+                    "for it or stop it, or choose another name, seed or output_dir"
+                ) from None
+            with suppress(OSError):  # a full disk is the run's to report
+                path.write_text(f"process {os.getpid()} on {host_name()}\n", encoding="utf-8")
+            stack.callback(_remove_if_empty, self._run_dir)
+            self._held = stack.pop_all()
 
 
-def _locked(run_dir: Path) -> TextIO:
-    path = lock_path(run_dir)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.open("a+", encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written ({error.strerror}); check output_dir and its permissions"
-        ) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        holder = lock.read().strip() or "another process"
-        lock.close()
-        raise UserError(
-            f"{run_dir} is in use: {holder} trains there; wait for it or stop it, "
-            "or choose another name, seed or output_dir"
-        ) from None
-    except OSError as error:
-        logger.warning(
-            "%s: this file system has no locks (%s); never start this run twice at once",
-            path,
-            error.strerror,
-        )
-        return lock
-    lock.truncate(0)
-    lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    lock.flush()
-    return lock
+def _remove_if_empty(folder: Path) -> None:
+    with suppress(OSError):
+        folder.rmdir()

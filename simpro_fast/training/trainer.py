@@ -30,6 +30,7 @@ from simpro_fast.evaluation import Evaluation, evaluate, kl_divergence
 from simpro_fast.fault_tolerance.stop_requests import Preempted
 from simpro_fast.fault_tolerance.watchdog import Watchdog
 from simpro_fast.methods import MethodOutput
+from simpro_fast.methods.priors import COUNTS
 from simpro_fast.models import (
     ModelEMA,
     average_buffers,
@@ -339,7 +340,7 @@ class Trainer:
         self.views_per_step = self.layout.rows * ranks.world_size
         self.micro_batches = config.micro_batches(ranks.world_size)
         rows = self.layout.part(self.micro_batches).rows_by_kind
-        self.forward = ViewForward(self.engine, self.method, rows, config.train, ranks.world_size)
+        self.forward = ViewForward(self.engine, self.method, rows, config.train)
         self.step_graph = build_step_graph(config, ranks, self.learn)
         self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
         self.meter = Meter(ranks.device)
@@ -394,7 +395,7 @@ class Trainer:
             "step": self.step,
             **self.engine.save(),
             "ema": self.ema.state_dict(),
-            "method": self.method.state_dict(),
+            "method": {k: v for k, v in self.method.state_dict().items() if k not in COUNTS},
             "accumulators": gather_counts(self._counts(), self.ranks),
             "top1": self.history.top1,
             "seconds": self.history.seconds,
@@ -413,7 +414,8 @@ class Trainer:
             raise UserError(f"a weight ({part}) is not finite")
         self.engine.load({"model": state["model"], "optimizer": state["optimizer"]})
         self.ema.load_state_dict(state["ema"])
-        self.method.load_state_dict(state["method"])
+        counts = {name: getattr(self.method, name) for name in COUNTS}
+        self.method.load_state_dict({**counts, **state["method"]})
         scatter_counts(state["accumulators"], self._counts(), self.ranks)
         self.fingerprint = {**state["fingerprint"], **self.fingerprint}
         self.step = state["step"]
@@ -421,7 +423,7 @@ class Trainer:
 
     def _counts(self) -> list[Tensor]:
         """What this rank has counted since the last update of the priors, float64 vectors."""
-        return [self.method.labeled_count, self.method.unlabeled_mass, self.meter.sums]
+        return [*(getattr(self.method, name) for name in COUNTS), self.meter.sums]
 
     def save(self) -> int | None:
         """Checkpoint of this step. Every rank calls it, since rank-local state is gathered.

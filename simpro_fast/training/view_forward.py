@@ -11,11 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from simpro_fast.config.schema import TrainConfig
 from simpro_fast.engine.base import Engine
-from simpro_fast.errors import ConfigError
 from simpro_fast.methods.base import PseudoLabelMethod
-
-# A compiled network runs confident strong views in so many sizes, each with a graph of its own.
-STATIC_SIZES = 4
 
 
 class ViewForward:
@@ -33,22 +29,17 @@ class ViewForward:
     `strong_forward=confident` also leaves out the strong views that the loss will not look at:
     after the weak pass the method says which images pass its threshold, and the second pass has
     the labeled rows and the strong views of these images. The host waits once per step for their
-    number. With torch.compile the number is rounded up to a quarter of the images, by images that
-    fail the threshold, so that shapes stay static; their logits count nothing in the loss.
+    number, and a compiled network, whose shapes are static, is refused by the configuration.
     Weights of the running statistics are those of `strong_forward=all`.
 
     With several ranks every rank runs the same passes, so that synchronised batch norms meet;
-    their statistics are weighted by the ranks' rows. The padding of each rank would be in them.
+    their statistics are weighted by the ranks' rows.
 
     Args:
         engine: runs the network.
         method: decides which images are confident.
         rows: of one call's views, labeled (L*b), weak (m) and strong (V*m), in this order.
-        train: `weak_forward`, `strong_forward`, `compile`.
-        world_size: number of ranks.
-
-    Raises:
-        ConfigError: padding (see above) with several ranks.
+        train: `weak_forward`, `strong_forward`.
     """
 
     def __init__(
@@ -57,26 +48,18 @@ class ViewForward:
         method: PseudoLabelMethod,
         rows: list[int],
         train: TrainConfig,
-        world_size: int,
     ) -> None:
         self._engine, self._method, self._rows = engine, method, rows
         self._two_passes = train.weak_forward == "no_grad"
         self._confident = train.strong_forward == "confident"
-        self._static_shapes = train.compile != "none"
         self._weak_share = rows[1] / sum(rows)
-        if self._confident and self._static_shapes and world_size > 1:
-            raise ConfigError(
-                f"train.strong_forward=confident with train.compile={train.compile} on "
-                f"{world_size} ranks would put other padding into batch norm than one rank does; "
-                "use train.compile=none or train.strong_forward=all"
-            )
 
     def __call__(self, views: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views [L*b + (1+V)*m, C, H, W] to logits of the labeled, weak and strong rows.
 
         Returns:
             [L*b, K], [m, K] and [V*m, K]; with `strong_forward=confident` the strong rows of
-            images that fail the threshold are zeros (or unused logits).
+            images that fail the threshold are zeros.
         """
         if not self._two_passes:
             labeled, weak, strong = self._engine.forward(views).split(self._rows)
@@ -103,18 +86,10 @@ class ViewForward:
         _, images, strong = self._rows
         mask = self._method.confident(logits_weak)
         number = int(mask.sum())  # The one wait of this mode: shapes follow from it.
-        if self._static_shapes:
-            number = round_up(number, images)
         # Confident images first, each group in the order of the batch.
         kept = mask.to(torch.uint8).argsort(descending=True, stable=True)[:number]
         first_of_view = torch.arange(0, strong, images, device=kept.device)
         return (first_of_view[:, None] + kept).flatten()
-
-
-def round_up(number: int, images: int) -> int:
-    """The smallest of the `STATIC_SIZES` even shares of `images` (or 0) that holds `number`."""
-    share = -(-number * STATIC_SIZES // images)
-    return -(-share * images // STATIC_SIZES)
 
 
 def take_rows(views: Tensor, rows: Tensor) -> Tensor:

@@ -29,10 +29,13 @@ class _Written(io.FileIO):
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Write to a temporary file `.<name>.<random>.tmp` beside `path`, which then replaces `path`.
 
-    The file is on disk when it appears under its name, with the permissions that the umask leaves.
+    It has the permissions that the umask leaves.
+
+    Args:
+        durable: also survives a power cut, at the price of waiting for the disk.
 
     Raises:
         UserError: the disk is full, or the folder cannot be written. `path` is as it was.
@@ -44,16 +47,18 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raw = _Written(temporary, "xb")
         with io.BufferedWriter(raw) as file:
             yield file
-            file.flush()
-            os.fsync(raw.fileno())
+            if durable:
+                file.flush()
+                os.fsync(raw.fileno())
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        if durable:
+            _sync_folder(path.parent)
     except BaseException as error:
         if raw is not None:
             with suppress(OSError):  # the folder may have become read-only
                 temporary.unlink(missing_ok=True)
         refusal = raw.refusal if raw is not None else None
-        ours = (None, temporary, path.parent, path)
+        ours = (None, temporary, path, *path.parents)
         # Only of our own writes; an error about another file is not this one's to explain.
         if isinstance(error, OSError) and error.errno:
             about = Path(error.filename) if isinstance(error.filename, str) else error.filename
@@ -83,9 +88,9 @@ def words_of(error: OSError) -> str:
     return f"{reason}; check the folder and its permissions"
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:
     """Replace `path` by `text` in UTF-8, or leave it as it was. Raises as `replacing` does."""
-    with replacing(path) as file:
+    with replacing(path, durable=durable) as file:
         file.write(text.encode("utf-8"))
 
 

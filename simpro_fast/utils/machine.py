@@ -76,14 +76,16 @@ def private_folder(name: str) -> Path | None:
     return path if stat.S_ISDIR(found.st_mode) and alone else None
 
 
-def machine_name() -> str:
-    """One line: processor, cores, GPU."""
-    name = platform.processor() or platform.machine()
+def processor_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def machine_name() -> str:
+    """One line: processor, cores, GPU."""
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{name}, {cpu_cores()} cores{gpu}"
+    return f"{processor_name()}, {cpu_cores()} cores{gpu}"

@@ -30,7 +30,7 @@ def source_digest() -> str:
 def git_commit() -> str | None:
     """Commit of the source tree, with `+` when it has uncommitted changes; None outside a clone.
 
-    Asked once: the tree may change while a process runs.
+    Asked once: the tree may change while a process runs. Results of benches are no source.
     """
     root = Path(__file__).resolve().parents[2]
 
@@ -47,7 +47,7 @@ def git_commit() -> str | None:
     if git("ls-files", "--error-unmatch", str(Path(__file__).resolve())) is None:
         return None
     commit = git("rev-parse", "--short=12", "HEAD")
-    changed = git("status", "--porcelain", "--untracked-files=no")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
     return f"{commit}{'+' if changed else ''}" if commit else None
 
 

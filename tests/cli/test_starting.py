@@ -17,14 +17,16 @@ import pytest
 
 from simpro_fast.cli.train import main
 from simpro_fast.config import Config, dump_config
+from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.errors import UserError
 from simpro_fast.fault_tolerance.early_signals import end_at_once
 from simpro_fast.fault_tolerance.stop_requests import StopRequests
-from simpro_fast.run.lock import lock_path
+from simpro_fast.run.lock import RunLock, lock_path
 from simpro_fast.run.tensorboard import TensorBoardLog
 from simpro_fast.utils.logs import FOUND_BY_ALL, log_to_terminal
-from tests.conftest import TRAIN, clean_environment
+from tests.conftest import TRAIN
 from tests.distributed.command_ranks import CommandRanks
+from tests.processes import clean_environment
 
 MakeConfig = Callable[..., Config]
 
@@ -234,3 +236,21 @@ def test_a_run_is_free_again_after_its_end(tiny: MakeConfig, tmp_path: Path) -> 
     assert f"process {os.getpid()} on " in lock_path(config.run_dir).read_text()
     with lock_path(config.run_dir).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_deleted_lock_file_frees_no_run(tiny: MakeConfig) -> None:
+    """The folder is locked as well, until the holder ends; one that stayed empty goes then."""
+    config = tiny()
+    ranks = start_ranks(config)
+    holder, other = RunLock(config.run_dir, ranks), RunLock(config.run_dir, ranks)
+    holder.take()
+    lock_path(config.run_dir).unlink()
+    for _ in range(2):
+        with pytest.raises(UserError, match=rf"{config.run_dir} is in use: another process"):
+            other.take()
+    holder.release()
+    assert not config.run_dir.exists()
+    other.take()
+    with pytest.raises(UserError, match=rf"in use: process {os.getpid()} on "):
+        holder.take()
+    other.release()

@@ -41,7 +41,7 @@ def _train_without_batch_norm(rank: int, world_size: int, *args: Any) -> dict[st
     def build(*arguments: Any, **named: Any) -> nn.Module:
         return _group_norm(build_model(*arguments, **named))
 
-    with mock.patch.object(trainer, "build_model", build):
+    with mock.patch("simpro_fast.training.build.build_model", build):
         return train(rank, world_size, *args)
 
 
@@ -146,6 +146,27 @@ def test_gradients_travel_while_backward_goes_on() -> None:
             torch.testing.assert_close(found, parameter.grad)
         assert result["unused"] is None
         assert result["sent"] == [0, 1]
+
+
+def _differences(rank: int, world_size: int) -> list[float]:
+    """How far the average of the same gradients is from the first time, in later steps."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(300, 40), nn.Tanh(), nn.Linear(40, 10))
+    average = GradientAverage(net.parameters(), world_size)
+    inputs = torch.randn(8, 300, generator=torch.Generator().manual_seed(rank))
+    found = []
+    for _ in range(3):
+        net.zero_grad()
+        average.begin()
+        net(inputs).square().mean().backward()
+        average.finish()
+        found.append(torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]))
+    return [float((later - found[0]).abs().max()) for later in found[1:]]
+
+
+def test_the_first_step_adds_up_in_the_order_of_later_ones() -> None:
+    """So that the first step after a resume is the one of the unbroken run, with many ranks too."""
+    assert run_ranks(_differences, world_size=4) == [[0.0, 0.0]] * 4
 
 
 def test_micro_batches_keep_the_order_of_views() -> None:

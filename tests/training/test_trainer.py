@@ -150,6 +150,23 @@ def test_resume_from_an_older_checkpoint_puts_the_later_ones_aside(tiny: MakeCon
     assert again.step == 7
 
 
+def test_counts_are_stored_once_and_older_states_still_load(tiny: MakeConfig) -> None:
+    """Up to 0.1.0 rank 0's counts stood a second time beside the priors; ranks' rows decide."""
+    config = tiny({"method.threshold": 0.12})
+    first, second = (Trainer(config, start_ranks(config), write=False) for _ in range(2))
+    for _ in range(3):
+        first.train_step()
+    state = first.state_dict()
+    assert sorted(state["method"]) == ["phi", "pi_u"]
+    older = {name: torch.full_like(value, 9.0) for name, value in first.method.state_dict().items()}
+    second.load_state_dict({**state, "method": {**older, **state["method"]}})
+    for name, value in first.method.state_dict().items():
+        assert torch.equal(second.method.state_dict()[name], value), name
+    assert first.method.unlabeled_mass.sum() > 0 and first.method.labeled_count.sum() == 24
+    first.close()
+    second.close()
+
+
 def test_shorter_run_than_its_checkpoint_is_refused(tiny: MakeConfig) -> None:
     train(tiny())
     with pytest.raises(ConfigError, match=r"step 12, beyond train\.steps=8"):

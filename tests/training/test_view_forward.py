@@ -14,7 +14,7 @@ from simpro_fast.config import parse_config
 from simpro_fast.config.schema import TrainConfig
 from simpro_fast.errors import ConfigError
 from simpro_fast.methods import MethodOutput
-from simpro_fast.training.view_forward import ViewForward, round_up
+from simpro_fast.training.view_forward import ViewForward
 
 LABELED, IMAGES, VIEWS, CLASSES = 4, 10, 2, 3
 ROWS = [LABELED, IMAGES, VIEWS * IMAGES]
@@ -22,7 +22,6 @@ MODES = {
     "concat": TrainConfig(),
     "no_grad": TrainConfig(weak_forward="no_grad"),
     "confident": TrainConfig(weak_forward="no_grad", strong_forward="confident"),
-    "padded": TrainConfig(weak_forward="no_grad", strong_forward="confident", compile="default"),
 }
 
 
@@ -61,7 +60,7 @@ def run(
 ) -> tuple[MethodOutput, list[tuple[int, bool]]]:
     """One step up to the gradients; the passes it took."""
     engine: Any = RecordingEngine(model)
-    forward = ViewForward(engine, method, ROWS, MODES[mode], world_size=1)
+    forward = ViewForward(engine, method, ROWS, MODES[mode])
     labeled, weak, strong = forward(views)
     out: MethodOutput = method(labeled, torch.arange(LABELED) % CLASSES, weak, strong)
     out.loss.backward()
@@ -87,7 +86,7 @@ def test_passes_and_the_same_gradients_where_batch_norm_is_frozen(mode: str) -> 
     expected, _ = run("concat", reference, batch(), simpro(threshold))
     method = simpro(threshold)
     found, passes = run(mode, model, batch(), method)
-    second = {"no_grad": VIEWS * IMAGES, "confident": VIEWS * 4, "padded": VIEWS * 5}
+    second = {"no_grad": VIEWS * IMAGES, "confident": VIEWS * 4}
     if mode == "concat":
         assert passes == [(sum(ROWS), True)]
     else:
@@ -113,12 +112,11 @@ def test_strong_views_that_fail_the_mask_are_not_run() -> None:
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("mode", ["confident", "padded"])
 @pytest.mark.parametrize("threshold", [1.01, 0.0])
-def test_nobody_and_everybody_confident(mode: str, threshold: float) -> None:
+def test_nobody_and_everybody_confident(threshold: float) -> None:
     """Case 31: an all-masked step has an unlabeled loss of 0 and gradients from the labeled."""
     model = network()
-    out, passes = run(mode, model, batch(), simpro(threshold))
+    out, passes = run("confident", model, batch(), simpro(threshold))
     strong = 0 if threshold > 1 else VIEWS * IMAGES
     assert passes[1] == (LABELED + strong, True)
     assert (float(out.loss_unlabeled) == 0) == (threshold > 1)
@@ -155,15 +153,9 @@ def test_confident_is_the_mask_of_the_method(kind: type) -> None:
     assert not method.confident(torch.full((1, 3), torch.nan)).any()
 
 
-def test_sizes_of_a_compiled_network_are_few() -> None:
-    sizes = {round_up(number, 510) for number in range(511)}
-    assert sizes == {0, 128, 255, 383, 510}
-    assert all(round_up(n, 510) >= n for n in range(511))
-
-
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="weak_forward=no_grad"):
         parse_config({"name": "x", "train": {"strong_forward": "confident"}})
-    engine: Any = RecordingEngine(network())
-    with pytest.raises(ConfigError, match=r"on 2 ranks.*strong_forward=all"):
-        ViewForward(engine, simpro(0.5), ROWS, MODES["padded"], world_size=2)
+    compiled = {"weak_forward": "no_grad", "strong_forward": "confident", "compile": "default"}
+    with pytest.raises(ConfigError, match=r"static shapes.*compile=none or strong_forward=all"):
+        parse_config({"name": "x", "train": compiled})

@@ -7,7 +7,6 @@ they read, and a start costs neither a decoding nor a hashing of the whole set.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -21,6 +20,7 @@ import numpy as np
 
 from simpro_fast.errors import UserError
 from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.file_lock import locked
 
 logger = logging.getLogger(__name__)
 
@@ -59,14 +59,7 @@ def mapped_images(path: Path, parts: Callable[[], Iterator[Part]]) -> MappedImag
     found = _open(path)
     if found is not None:
         return found
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_suffix(".lock").open("w")
-    except OSError as error:
-        reason = f"{path}: cannot be written ({error.strerror})"
-        raise UserError(f"{reason}; set data.cache_dir") from None
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # freed with the file, also by the death of the process
+    with locked(path.with_suffix(".lock"), "set data.cache_dir"):
         found = _open(path)
         if found is None:
             logger.info("copying the images into %s, once", path.with_suffix(".images"))

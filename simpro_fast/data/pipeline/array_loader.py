@@ -21,7 +21,7 @@ from simpro_fast.data.splits.split import Split
 from simpro_fast.errors import UserError
 
 PIXELS_PER_THREAD = 2**19
-"""Of the views of a fetch on a CPU. With fewer, sharing costs more processor time than it is worth
+"""Of the views of a step on a CPU. With fewer, sharing costs more processor time than it is worth
 beside training, which has a use for every core."""
 
 
@@ -37,9 +37,9 @@ class _Labels:
 class ArrayLoader:
     """One rank's batches through DALI; implements `loader.Loader`.
 
-    The pipeline works up to `data.prefetch` runs ahead and in its own thread, where it calls
-    `_make_views` for the next `data.steps_per_fetch` steps. That counts its own steps, starting at
-    `start_step`; labels wait in a queue until the views of their step come out.
+    The pipeline works up to `data.prefetch` steps ahead and in its own thread, where it calls
+    `_make_views`. That counts its own steps, starting at `start_step`; labels wait in a queue until
+    the views of their step come out.
     """
 
     def __init__(
@@ -75,10 +75,8 @@ class ArrayLoader:
             augment=augment,
         )
         self._counter = StepCounter(start_step)
-        self._steps_per_fetch = data.steps_per_fetch
         self._next_made = start_step
         self._labels: deque[_Labels] = deque()
-        self._fetched: deque[torch.Tensor] = deque()
         self._failure: str | None = None
         # torch fixes the pool size of a thread at its first use. Do it for this one before the
         # threads of the pipeline choose theirs, which would otherwise become its default.
@@ -86,7 +84,7 @@ class ArrayLoader:
         self._resident: ImageStore | None = ImageStore(
             dataset, split, device=device, resident=data.resident
         )
-        rows = layout.rows * data.steps_per_fetch
+        rows = layout.rows
         threads = min(num_threads, rows * augment.image_size**2 // PIXELS_PER_THREAD)
         shared = device.type == "cpu" and threads > 1
         self._maker = ViewMaker(threads) if shared else None
@@ -105,32 +103,30 @@ class ArrayLoader:
         if self._pipe is None:
             raise UserError(f"data of step {step}: {self._failure or 'the loader is closed'}")
         self._counter.take(step)
-        if not self._fetched:
-            self._fetch(step)
+        views = self._run(step)
         labels = self._labels.popleft()
         if labels.step != step:
             raise RuntimeError(f"views of step {step} met the labels of step {labels.step}")
         return Batch(
             step=step,
-            views=self._fetched.popleft().permute(0, 3, 1, 2),
+            views=views.permute(0, 3, 1, 2),
             targets=torch.from_numpy(labels.targets).to(self._device, non_blocking=True),
             truth=torch.from_numpy(labels.truth).to(self._device, non_blocking=True),
         )
 
-    def _fetch(self, step: int) -> None:
-        """Run the pipeline: float32 [rows, H, W, 3] of each of the next steps."""
+    def _run(self, step: int) -> torch.Tensor:
+        """Run the pipeline: float32 [rows, H, W, 3]."""
         try:
             if self._device.type == "cuda":
                 (output,) = self._pipe.run(torch.cuda.current_stream(self._device))
             else:
                 (output,) = self._pipe.run()
-            views = torch.from_dlpack(output.as_tensor()).flatten(0, 1)
+            return torch.from_dlpack(output.as_tensor()).flatten(0, 1)
         except Exception as error:
             reason = self._failure or failure_reason(error)
             self.close()
             self._failure = reason
             raise UserError(f"data of step {step}: {reason}") from error
-        self._fetched.extend(views.split(self._layout.rows))
 
     def describe(self, step: int) -> dict[str, Any]:
         draws = self._draws(step)
@@ -154,38 +150,28 @@ class ArrayLoader:
             self.close()
 
     def _make_views(self) -> list[torch.Tensor]:
-        """Views uint8 of the next steps, rows in the order of `Batch.views`, in equal parts."""
-        layout, steps = self._layout, self._steps_per_fetch
-        fetched, tables, starts = [], [], []
-        for i in range(steps):
-            step = self._next_made
-            try:
-                draws = self._draws(step)
-                tables.append(view_plan(draws.labeled_views, layout.labeled, self._augment))
-                tables.append(view_plan(draws.unlabeled_views, layout.unlabeled, self._augment))
-                labels = _Labels(
-                    step=step,
-                    targets=self._dataset.labels[self._split.labeled[draws.labeled_positions]],
-                    truth=self._dataset.unlabeled_truth(
-                        self._split.unlabeled[draws.unlabeled_positions]
-                    ),
-                )
-            except Exception as error:
-                self._failure = f"the draws of step {step} failed: {error}"
-                raise
-            # The images of all steps come together, labeled ones first.
-            starts += [i * layout.labeled, steps * layout.labeled + i * layout.unlabeled]
-            fetched.append(draws)
-            self._labels.append(labels)
-            self._next_made += 1
+        """Views uint8 of the next step, rows in the order of `Batch.views`, in equal parts."""
+        step, layout, augment = self._next_made, self._layout, self._augment
+        try:
+            draws = self._draws(step)
+            labeled = view_plan(draws.labeled_views, layout.labeled, augment)
+            unlabeled = view_plan(draws.unlabeled_views, layout.unlabeled, augment)
+            dataset_rows = self._split.unlabeled[draws.unlabeled_positions]
+            labels = _Labels(
+                step=step,
+                targets=self._dataset.labels[self._split.labeled[draws.labeled_positions]],
+                truth=self._dataset.unlabeled_truth(dataset_rows),
+            )
+        except Exception as error:
+            self._failure = f"the draws of step {step} failed: {error}"
+            raise
+        self._labels.append(labels)
+        self._next_made += 1
         assert self._resident is not None  # it outlives the pipeline
-        images = self._resident.gather(
-            np.concatenate([draws.labeled_positions for draws in fetched]),
-            np.concatenate([draws.unlabeled_positions for draws in fetched]),
-        )
+        images = self._resident.gather(draws.labeled_positions, draws.unlabeled_positions)
+        plan = join_plans([labeled, unlabeled], [0, layout.labeled])
         make = self._maker or make_views
-        made = make(images, join_plans(tables, starts), max_shift=self._augment.max_shift)
-        return list(made.chunk(self._parts))
+        return list(make(images, plan, max_shift=augment.max_shift).chunk(self._parts))
 
 
 def failure_reason(error: Exception) -> str:

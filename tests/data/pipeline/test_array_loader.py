@@ -146,19 +146,6 @@ def test_views_made_by_several_threads_are_the_same(
     wait_for_threads(before)
 
 
-@pytest.mark.parametrize("fetch", [1, 2, 3])
-def test_steps_per_fetch_change_nothing_wherever_a_run_resumes(make: Make, fetch: int) -> None:
-    usual = make()
-    expected = [usual.next(step) for step in range(8)]
-    several = CONFIG.model_copy(update={"steps_per_fetch": fetch})
-    for start in (0, 1, 5):
-        resumed = make(several, start_step=start)
-        batches = [resumed.next(step) for step in range(start, 8)]
-        for batch in batches:
-            assert_equal(batch, expected[batch.step])
-            assert batch.views.is_contiguous(memory_format=torch.channels_last)
-
-
 def join(batches: list[Batch], shapes: BatchLayout) -> Batch:
     """The one-rank batch from the ranks' slices."""
     sizes = [shapes.labeled] * shapes.labeled_views

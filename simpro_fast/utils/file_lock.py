@@ -1,0 +1,49 @@
+"""One process at a time: locks on files and folders that the death of their holder frees."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from simpro_fast.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def locked(path: Path, cure: str, *, folder: bool = False, wait: bool = True) -> Iterator[None]:
+    """Hold `path`, which is made if it is missing, against other processes that ask for it.
+
+    Where a file system has no locks, a warning says so and nothing is held. NFS locks only what is
+    open for writing, so files and no folders: there a folder is not held, without a word.
+
+    Args:
+        path: a file that serves for this alone, or with `folder` a folder.
+        cure: what to do when it cannot be made.
+
+    Raises:
+        UserError: it cannot be made.
+        BlockingIOError: another process holds it, without `wait`.
+    """
+    try:
+        (path if folder else path.parent).mkdir(parents=True, exist_ok=True)
+        held = os.open(path, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        reason = f"{path.parent}: cannot be written ({error.strerror})"
+        raise UserError(f"{reason}; {cure}") from None
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            if not folder:
+                reason = f"this file system has no locks ({error.strerror})"
+                logger.warning("%s: %s; never start this twice at once", path, reason)
+        yield
+    finally:
+        os.close(held)
