@@ -11,6 +11,8 @@ from torch import Tensor
 
 from simpro_fast.config import Config, flatten, load_config, parse_config
 from simpro_fast.config.bounds import shown
+from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.fault_tolerance.failure_notes import is_lost_connection
@@ -32,6 +34,20 @@ STATE_PARTS: dict[str, type] = {
 
 # In `fingerprint`, besides `data`, `split` and `weights`: see `ArrayDataset.files_state`.
 FILES = "files"
+
+
+def agreed_fingerprint(dataset: ArrayDataset, split: Split, ranks: Ranks) -> dict[str, str]:
+    """What all ranks must hold alike before the first step, and every start of a run.
+
+    Raises:
+        ConfigError: ranks hold different data or splits; on every rank.
+    """
+    data, cut = dataset.fingerprint(), split.hash()
+    sizes = f"N={len(split.labeled)}, M={len(split.unlabeled)}"
+    ranks.agree_on({"data": data[:12], "split": f"{cut[:12]} ({sizes})"})
+    # Of rank 0: copies on other machines have times of their own.
+    state = dataset.files_state() if ranks.is_main else ""
+    return {"data": data, "split": cut, FILES: ranks.gather_bytes(state.encode())[0].decode()}
 
 
 def find_state(

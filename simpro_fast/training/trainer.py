@@ -41,7 +41,7 @@ from simpro_fast.run.checkpoint import save_on_main
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.export import TrainedRun, peak_memory_mib, summarise, write_results
 from simpro_fast.run.progress import Progress
-from simpro_fast.run.resume import FILES, find_state, load_state
+from simpro_fast.run.resume import agreed_fingerprint, find_state, load_state
 from simpro_fast.run.tensorboard import TensorBoardLog
 from simpro_fast.run.views_figure import views_figure
 from simpro_fast.training.build import build_loader_for, build_method_for, build_student
@@ -94,7 +94,7 @@ class Trainer:
             self.dataset.num_classes,
             config.seed,
         )
-        self._agree()
+        self.fingerprint = agreed_fingerprint(self.dataset, self.split, ranks)
         found = find_state(config, self.run, self.fingerprint, ranks) if write else None
         self._build_training(fresh=found is None)
         self.step = 0
@@ -304,20 +304,6 @@ class Trainer:
                 raise
             logger.warning("%s; training goes on (checkpoint.on_error=continue)", error)
         self.tensorboard.write(metrics)
-
-    def _agree(self) -> None:
-        """All ranks must hold the same data and split before step 1."""
-        self.fingerprint = {"data": self.dataset.fingerprint(), "split": self.split.hash()}
-        # Of rank 0: copies on other machines have times of their own.
-        state = self.dataset.files_state() if self.ranks.is_main else ""
-        self.fingerprint[FILES] = self.ranks.gather_bytes(state.encode())[0].decode()
-        sizes = f"N={len(self.split.labeled)}, M={len(self.split.unlabeled)}"
-        self.ranks.agree_on(
-            {
-                "data": self.fingerprint["data"][:12],
-                "split": f"{self.fingerprint['split'][:12]} ({sizes})",
-            }
-        )
 
     def _build_training(self, *, fresh: bool) -> None:
         config, ranks = self.config, self.ranks

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from simpro_fast.distributed.process_group import _keep_kernels_here
 from simpro_fast.utils.machine import cpu_quota, private_folder
 
 V1 = "4:memory:/job/a\n2:cpu,cpuacct:/job/a\n"
@@ -43,6 +44,16 @@ def test_quota_of_a_container(
         (tmp_path / "proc/self").mkdir(parents=True)
         (tmp_path / "proc/self/cgroup").write_text(groups)
     assert cpu_quota(tmp_path) == quota
+
+
+def test_kernels_are_kept_on_each_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/chosen")
+    _keep_kernels_here()
+    assert os.environ["TRITON_CACHE_DIR"] == "/chosen"
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    _keep_kernels_here()
+    assert Path(os.environ["TRITON_CACHE_DIR"]).parent == tmp_path
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(
