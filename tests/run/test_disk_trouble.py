@@ -22,7 +22,7 @@ from simpro_fast.utils.atomic_write import write_atomically
 MakeConfig = Callable[..., Config]
 
 
-def _mount(*words: object) -> bool:
+def mount(*words: object) -> bool:
     return subprocess.run(["mount", *map(str, words)], capture_output=True).returncode == 0
 
 
@@ -38,10 +38,10 @@ class Disk:
                 pass
 
     def protect(self) -> None:
-        assert _mount("-o", "remount,ro", self.path)
+        assert mount("-o", "remount,ro", self.path)
 
     def restore(self) -> None:
-        assert _mount("-o", "remount,rw", self.path)
+        assert mount("-o", "remount,rw", self.path)
         (self.path / "filler").unlink(missing_ok=True)
 
 
@@ -49,7 +49,7 @@ class Disk:
 def disk(tmp_path: Path) -> Iterator[Disk]:
     path = tmp_path / "disk"
     path.mkdir()
-    if not _mount("-t", "tmpfs", "-o", "size=16m", "none", path):
+    if not mount("-t", "tmpfs", "-o", "size=16m", "none", path):
         pytest.skip("mounting a tmpfs needs root")
     yield Disk(path)
     subprocess.run(["umount", str(path)], check=True)

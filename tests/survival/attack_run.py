@@ -19,12 +19,14 @@ from simpro_fast.run.checkpoint import list_checkpoints, newest_whole
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.logs import log_to_terminal
 from tests.config.test_load import LARGE, SECRET
-from tests.conftest import TINY, TRAIN, clean_environment
+from tests.conftest import TINY, TRAIN
 from tests.distributed.chaos import chaos_config, kill_repeatedly
 from tests.distributed.command_ranks import CommandRanks
 from tests.distributed.outcomes import outcome
 from tests.equality import assert_bit_equal
 from tests.fault_tolerance import test_failing_rank as hanging
+from tests.processes import clean_environment
+from tests.run.test_disk_trouble import Disk, mount, train
 from tests.run.test_resume import WRONG, spoil
 from tests.survival.attack import Attempt, refused, trial
 
@@ -128,6 +130,29 @@ def wrong_checkpoints(folder: Path) -> Iterator[Attempt]:
             assert begun == 2, f"it went on from step {begun}"
 
         yield Attempt(what, _complaint(goes_on))
+
+
+@trial("a disk that is full or read-only")
+def disk_trouble(folder: Path) -> Iterator[Attempt]:
+    """From a step on: the run ends with words, and the next start goes on to its end."""
+    path = folder / "disk"
+    path.mkdir()
+    if not mount("-t", "tmpfs", "-o", "size=16m", "none", path):
+        return  # needs root
+    try:
+        for name, trouble in (("full", Disk.fill), ("read-only", Disk.protect)):
+            for step in range(0, 12, 2):
+                disk = Disk(path)
+                config = _config(path, checkpoint={"on_error": "continue", "every": 2})
+                complaint = refused(lambda: train(config, {step: lambda: trouble(disk)}))  # noqa: B023
+                disk.restore()
+                complaint = complaint or _complaint(lambda: train(config, {}))  # noqa: B023
+                finished = (config.run_dir / "summary.json").exists()
+                complaint = complaint or (None if finished else "not finished")
+                yield Attempt(f"{name} from step {step} on", complaint)
+                shutil.rmtree(config.output_dir)
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
 
 
 @trial("signals during start")
