@@ -46,6 +46,8 @@ class Failure:
     exit_code: int
     time: float
     """Seconds since 1970 on that rank's machine."""
+    silent: tuple[int, ...] = ()
+    """Ranks that hang, and so cannot tell this themselves."""
 
     @classmethod
     def of(cls, rank: int, step: int, kind: str, message: str, exit_code: int) -> Failure:
@@ -114,7 +116,10 @@ def is_mine_to_tell(failure: Failure, ranks: Ranks) -> bool:
     """One line per machine, besides the failing rank's own; what a user asked for, once."""
     if failure.kind in ("interrupted", "preempted"):
         return ranks.is_main
-    return failure.rank == ranks.rank or ranks.local_rank == 0
+    first = ranks.rank - ranks.local_rank
+    here = range(first, first + ranks.local_world_size)
+    speaker = next((rank for rank in here if rank not in failure.silent), first)
+    return ranks.rank in (failure.rank, speaker)
 
 
 def line_about(failure: Failure, ranks: Ranks) -> str:
@@ -122,6 +127,8 @@ def line_about(failure: Failure, ranks: Ranks) -> str:
     if failure.kind in ("interrupted", "preempted"):
         return failure.message
     where = f" [rank {ranks.rank}]" if ranks.world_size > 1 else ""
+    if ranks.rank in failure.silent:  # it runs again, too late
+        return f"error{where}: the other ranks have given this one up: {failure.message}"
     mine = failure.rank == ranks.rank
     return f"error{where}: {failure.message if mine else failure}"
 

@@ -35,7 +35,7 @@ class Beat:
     collectives: int
     """Collectives entered: the rank that all others wait for has entered fewest."""
     where: str
-    """Innermost Python line of the main thread; empty while it makes progress."""
+    """Innermost Python line of the training thread; empty while it makes progress."""
 
 
 class Heartbeats:
@@ -120,9 +120,9 @@ def collectives_entered() -> int:
         return 0  # a group is just being taken down
 
 
-def main_thread_line() -> str:
-    """File, line and function that the main thread is in."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+def line_of_thread(thread: threading.Thread) -> str:
+    """File, line and function that a thread is in."""
+    frame = sys._current_frames().get(thread.ident or 0)
     if frame is None:
         return "nowhere"
     code = frame.f_code

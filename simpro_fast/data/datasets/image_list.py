@@ -6,6 +6,7 @@ the list take the place of array indices, so that splits, draws and reports work
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 from collections.abc import Hashable, Iterator, Sequence
@@ -97,6 +98,18 @@ class ImageListDataset(ArrayDataset):
     def fingerprint(self) -> str:
         """sha256 over the list of images, their sizes and, where known, their contents."""
         return self.manifest.fingerprint()
+
+    def files_state(self) -> str:
+        """sha256 over sizes and modification times of the files whose content nobody has hashed.
+
+        For a packed array its image size, which the list does not know.
+        """
+        if not self.in_files:
+            return f"packed {self.image_size} px"
+        unknown = dict.fromkeys(row.path for row in self.manifest.rows if not row.sha256)
+        stats = [os.stat(path) for path in unknown]
+        times = [f"{stat.st_size} {stat.st_mtime_ns}" for stat in stats]
+        return hashlib.sha256("\n".join(times).encode()).hexdigest()
 
     @property
     def in_files(self) -> bool:
