@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show(f"error: {error}; check the path, its permissions and free space", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        show("interrupted; what was decoded is remembered, start again to go on", file=sys.stderr)
+        show("interrupted; run the same command again to continue", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -237,7 +237,7 @@ def _write_images(
     if options.init_config:
         with replacing(options.init_config) as file:
             file.write(suggest_config(written.usable(), path, packed, options.pack))
-        show(f"configuration {options.init_config}, made for a GPU; it says how to try a CPU")
+        show(f"configuration {options.init_config} for a GPU; its comments explain CPU use")
     seconds = time.perf_counter() - started
     known = len(manifest.rows) - checked.decoded
     files = "1 file" if checked.decoded == 1 else f"{checked.decoded} files"

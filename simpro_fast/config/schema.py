@@ -112,7 +112,7 @@ class TrainConfig(Section):
     `cuda-graphs` compiles as `default` and replays the step as one CUDA graph, or where that cannot
     be (see cuda_graph) the network alone."""
     cuda_graph: bool = Field(False, **ROUNDING)
-    """Replay the whole step, optimizer and average included, as one CUDA graph, where that can be:
+    """Replay the whole step, optimizer and EMA included, as one CUDA graph, where that can be:
     one GPU, distributed.engine=plain, one micro-batch, strong_forward=all (docs/performance.md)."""
     cudnn_benchmark: bool = Field(True, **ROUNDING)
     """On CUDA: time cuDNN's convolution algorithms at the first step and keep the fastest, where

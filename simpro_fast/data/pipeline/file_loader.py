@@ -68,7 +68,7 @@ class FileLoader:
     """One rank's batches from files; implements `loader.Loader`.
 
     A damaged file stops the run, or with on_bad_image=skip another image of the same set (of the
-    same class, if labeled) takes its place: a pure function of seed, step, position and attempt,
+    same class, if labeled) takes its place: a pure function of seed, step, place and attempt,
     so that ranks and resumed runs agree without talking. A file that is gone, or is another one
     than was listed, always stops it.
 

@@ -47,9 +47,9 @@ def listed_split(data: DataConfig, dataset: ArrayDataset) -> Split:
 
 
 def _hold_out(
-    per_class: int, dataset: ImageListDataset, labeled: np.ndarray
+    per_class: int, dataset: ImageListDataset, labeled_rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(kept, held out): no content is in both, so further copies of a held-out image go."""
+    """Dataset rows (kept, held out); no content is in both: copies of held-out images go."""
     kept, held = [], []
     rows = dataset.manifest.rows
 
@@ -59,7 +59,7 @@ def _hold_out(
         return digest, rows[i].path, rows[i].member
 
     for k, name in enumerate(dataset.class_names):
-        members = sorted(labeled[dataset.labels[labeled] == k], key=order)
+        members = sorted(labeled_rows[dataset.labels[labeled_rows] == k], key=order)
         contents = _contents([rows[i] for i in members])
         firsts = dict(zip(reversed(contents), reversed(members), strict=True))
         distinct = list(dict.fromkeys(contents))
@@ -94,7 +94,7 @@ def _contents(rows: Sequence[Row]) -> list[str]:
 
 
 def split_from_file(data: DataConfig, path: Path, dataset: ArrayDataset) -> Split:
-    """Take index lists made elsewhere; without a list `test`, all of the set's test part."""
+    """Take dataset rows chosen elsewhere; without a list `test`, all of the set's test part."""
     sizes = {name: len(dataset.labels) for name in LISTS}
     sizes["unlabeled"] = len(dataset.unlabeled_pool)
     if dataset.test_labels is not None:
