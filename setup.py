@@ -62,7 +62,7 @@ setup(
     package_data={
         "simpro_fast.configs": ["*.yaml", "*/*.yaml"],
         "simpro_fast": ["py.typed", "data/datasets/imagenet_lists/*.json"],
-        "simpro_kernels": ["py.typed", "*/README.md"],
+        "simpro_kernels": ["py.typed", "*/README.md", "tuned/*.json"],
     },
     install_requires=REQUIRED,
     extras_require=EXTRAS,

@@ -20,7 +20,7 @@ from common import (
     fresh_compilation,
     gate,
     measure,
-    print_rows,
+    report,
     save_figure,
     write_rows,
 )
@@ -104,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
         shapes, dtypes = SMOKE_SHAPES, {"fp32": torch.float32}
     copy = copy_gbps(device)
     print(f"copy bandwidth {copy:.1f} GB/s")
-    rows = []
+    rows: list[Row] = []
     for images, classes in shapes:
         for dtype_name, dtype in dtypes.items():
             fresh_compilation()
@@ -120,7 +120,8 @@ def main(arguments: list[str] | None = None) -> int:
                         least_bytes=least_bytes(inputs, mode, mask_rate),
                         copy=copy,
                     )
-                    rows.append(
+                    report(
+                        rows,
                         Row(
                             bench=BENCH,
                             provider=provider,
@@ -131,11 +132,11 @@ def main(arguments: list[str] | None = None) -> int:
                             dtype=dtype_name,
                             mask_rate=round(mask_rate, 3),
                             **asdict(measured),
-                        )
+                        ),
                     )
-    print_rows(rows)
+            if not options.smoke:  # a run that is stopped has measured something
+                write_rows(RESULTS / f"kernel_{BENCH}.csv", rows)
     if not options.smoke:
-        write_rows(RESULTS / f"kernel_{BENCH}.csv", rows)
         save_figure(RESULTS / f"kernel_{BENCH}_{device.type}.png", rows)
     return 0
 

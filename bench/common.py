@@ -59,6 +59,8 @@ class Row:
     """gbps over the measured copy bandwidth of this machine."""
     peak_mib: float | None
     launches: int | None
+    device_ms: float | None
+    """Of these launches on the device; what p50 has beyond it, the host was too slow for."""
 
 
 def machine() -> dict[str, str]:
@@ -174,15 +176,20 @@ def peak_mib(function: Callable[[], Any], device: torch.device) -> float | None:
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def launches(function: Callable[[], Any], device: torch.device) -> int | None:
-    """Kernels, copies and fills that one call puts on the device; None on the CPU."""
+def on_device(
+    function: Callable[[], Any], device: torch.device
+) -> tuple[int, float] | tuple[None, None]:
+    """Kernels, copies and fills that one call puts on the device, their time in ms; None on CPU."""
     if device.type != "cuda":
-        return None
+        return None, None
+    torch.empty(L2_FLUSH_BYTES, dtype=torch.int8, device="cuda").zero_()
+    torch.cuda.synchronize()
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         function()
         torch.cuda.synchronize()
-    return sum(e.device_type == torch.autograd.DeviceType.CUDA for e in profile.events())
+    events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    return len(events), sum(e.time_range.elapsed_us() for e in events) / 1e3
 
 
 @dataclass(frozen=True)
@@ -197,6 +204,7 @@ class Measurement:
     copy_fraction: float
     peak_mib: float | None
     launches: int | None
+    device_ms: float | None
 
 
 def measure(
@@ -204,6 +212,7 @@ def measure(
 ) -> Measurement:
     p20, p50, p80 = quantiles(run, device, seconds)
     gbps = least_bytes / p50 / 1e6
+    launches, device_ms = on_device(run, device)
     return Measurement(
         p20_ms=round(p20, 4),
         p50_ms=round(p50, 4),
@@ -212,7 +221,8 @@ def measure(
         gbps=round(gbps, 2),
         copy_fraction=round(gbps / copy, 4),
         peak_mib=peak_mib(run, device),
-        launches=launches(run, device),
+        launches=launches,
+        device_ms=None if device_ms is None else round(device_ms, 4),
     )
 
 
@@ -344,21 +354,25 @@ def save_figure(path: Path, rows: Sequence[Row]) -> None:
     figure.savefig(path, dpi=110)
 
 
-def print_rows(rows: Iterable[Row]) -> None:
-    """A table with the speed of each provider relative to eager."""
-    eager: dict[tuple[Any, ...], float] = {}
-    print(
-        f"{'mode':17} {'shape':>13} {'dtype':5} {'provider':9} {'p20':>9} {'p50':>9} {'p80':>9} ms"
-        f" {'GB/s':>7} {'of copy':>8} {'speed':>6} {'launches':>8}"
-    )
-    for row in rows:
-        key = (row.mode, row.rows, row.classes, row.dtype)
-        if row.provider == "eager":
-            eager[key] = row.p50_ms
-        speed = f"{eager[key] / row.p50_ms:.1f}x" if key in eager else "-"
-        shape = f"{row.rows}x{row.classes}"
+def report(rows: list[Row], row: Row) -> None:
+    """Append and print a row, with the speed relative to the eager one of the same shape."""
+    if not rows:
         print(
-            f"{row.mode:17} {shape:>13} {row.dtype:5} {row.provider:9} {row.p20_ms:9.3f} "
-            f"{row.p50_ms:9.3f} {row.p80_ms:9.3f}    {row.gbps:7.1f} {row.copy_fraction:8.1%} "
-            f"{speed:>6} {row.launches if row.launches is not None else '-':>8}"
+            f"{'mode':17} {'shape':>13} {'dtype':5} {'provider':9} {'p20':>9} {'p50':>9} {'p80':>9}"
+            f" ms {'GB/s':>7} {'of copy':>8} {'speed':>6} {'launches':>8} {'device':>9} ms"
         )
+    rows.append(row)
+
+    def shown(r: Row) -> tuple[Any, ...]:
+        return r.mode, r.rows, r.classes, r.dtype
+
+    eager = [r.p50_ms for r in rows if r.provider == "eager" and shown(r) == shown(row)]
+    speed = f"{eager[-1] / row.p50_ms:.1f}x" if eager else "-"
+    launches = row.launches if row.launches is not None else "-"
+    device = f"{row.device_ms:.3f}" if row.device_ms is not None else "-"
+    print(
+        f"{row.mode:17} {f'{row.rows}x{row.classes}':>13} {row.dtype:5} {row.provider:9} "
+        f"{row.p20_ms:9.3f} {row.p50_ms:9.3f} {row.p80_ms:9.3f}    {row.gbps:7.1f} "
+        f"{row.copy_fraction:8.1%} {speed:>6} {launches:>8} {device:>9}",
+        flush=True,
+    )

@@ -1,7 +1,8 @@
 """Ahead-of-time report on the Triton kernels: registers, spills, shared memory, access widths.
 
     python bench/kernel_report.py                  # every specialisation, writes bench/results/
-    python bench/kernel_report.py --smoke          # a few of them for one architecture, no files
+    python bench/kernel_report.py --candidates     # every launch plan that a tuner tries, no files
+    python bench/kernel_report.py --smoke          # a few of them, no files
 
 Compiles for each architecture without a GPU and reads the machine code (SASS) with the cuobjdump
 that ships with Triton. Exits 1 if a kernel spills registers: local loads and stores (LDL, STL) in
@@ -20,17 +21,21 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from math import gcd
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from simpro_kernels.launch import Launcher
 
 RESULTS = Path(__file__).parent / "results"
 ARCHITECTURES = (80, 90, 100)
-CLASSES = (10, 100, 127, 1000, 21841)
-DTYPES = ("bf16", "fp32", "fp16")
-_ITEM_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+CLASSES = (10, 127, 1000, 2048, 21841)
+DTYPES = ("bf16", "fp32")
+PSEUDO, ADJUSTED = "pseudo_label_cross_entropy", "adjusted_cross_entropy"
+BOTH = "PRIORS GRAD"
 
 
 @dataclass(frozen=True)
@@ -38,11 +43,13 @@ class Specialisation:
     """One compiled kernel: what of a call is known at compile time."""
 
     op: str
-    kernel: str
     num_classes: int
     dtype: str
-    options: str
-    """Space-separated constexpr flags that are on."""
+    options: str = ""
+    """Space-separated flags that are on."""
+    align: int = 0
+    candidate: int = 0
+    """Which of the operation's launch plans; 0 is the default."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,7 @@ class Row:
     local_loads: int
     local_stores: int
     shared_bytes: int
+    barriers: int
     loads: str
     """Global loads as width in bits x count."""
     stores: str
@@ -75,35 +83,84 @@ class Row:
 
 def specialisations() -> Iterator[Specialisation]:
     """What SimPro (soft targets, priors) and FixMatch (hard targets, no priors) launch."""
+    options = {PSEUDO: ("PRIORS GRAD", "PRIORS", "HARD GRAD", "HARD"), ADJUSTED: (BOTH, "PRIORS")}
     for num_classes, dtype in itertools.product(CLASSES, DTYPES):
-        kernel = _forward_kernel(num_classes)
-        for options in ("PRIORS GRAD", "HARD GRAD"):
-            yield Specialisation("pseudo_label_cross_entropy", kernel, num_classes, dtype, options)
-        for options in ("PRIORS GRAD", "GRAD"):
-            yield Specialisation("adjusted_cross_entropy", kernel, num_classes, dtype, options)
-        yield Specialisation("gradient", "scale_rows_kernel", num_classes, dtype, "")
-    yield Specialisation("adjusted_cross_entropy", "mean_weight_kernel", 0, "fp32", "")
-    yield Specialisation("tl_utils", "reduce_partials_kernel", 0, "fp32", "")
+        for op in (PSEUDO, ADJUSTED):
+            for flags in options[op]:
+                yield Specialisation(op, num_classes, dtype, flags, gcd(8, num_classes))
+    for op in (PSEUDO, ADJUSTED):
+        yield Specialisation(op, 1000, "fp16", BOTH, 8)
+        for dtype in DTYPES:  # a slice of columns leaves no alignment
+            yield Specialisation(op, 1000, dtype, BOTH, 1)
+    for dtype in (*DTYPES, "fp16"):
+        yield Specialisation("gradient", 0, dtype, "IN_PLACE")
+    yield Specialisation("gradient", 1000, "bf16", "IN_PLACE")
+    yield Specialisation("gradient", 1000, "bf16")
+    yield Specialisation("count", 0, "fp32")
+    yield Specialisation("reduce", 0, "fp32")
+
+
+def candidates() -> Iterator[Specialisation]:
+    """Every launch plan of every operation, for the shapes that a tuner looks at."""
+    for num_classes, dtype in itertools.product(CLASSES, ("bf16", "fp32")):
+        for op, options in itertools.product((PSEUDO, ADJUSTED), (BOTH, "PRIORS")):
+            spec = Specialisation(op, num_classes, dtype, options, gcd(8, num_classes))
+            for index in range(len(_plans(op).candidates(_problem(spec)))):
+                yield Specialisation(**{**asdict(spec), "candidate": index})
 
 
 def smoke_specialisations() -> list[Specialisation]:
-    """A small set that covers both code paths."""
+    """A small set that covers all code paths."""
     return [
-        Specialisation("pseudo_label_cross_entropy", "one_block_kernel", 10, "fp32", "PRIORS GRAD"),
-        Specialisation(
-            "pseudo_label_cross_entropy", "one_block_kernel", 1000, "bf16", "PRIORS GRAD"
-        ),
-        Specialisation(
-            "pseudo_label_cross_entropy", "column_blocks_kernel", 21841, "bf16", "PRIORS GRAD"
-        ),
-        Specialisation("adjusted_cross_entropy", "one_block_kernel", 1000, "bf16", "PRIORS GRAD"),
+        Specialisation(PSEUDO, 10, "fp32", BOTH, 2),
+        Specialisation(PSEUDO, 1000, "bf16", BOTH, 8),
+        Specialisation(PSEUDO, 21841, "bf16", BOTH, 1),
+        Specialisation(ADJUSTED, 1000, "bf16", BOTH, 8),
     ]
 
 
-def _forward_kernel(num_classes: int) -> str:
-    from simpro_kernels.tl_utils import MAX_ONE_BLOCK
+def _plans(op: str) -> Any:
+    import importlib
 
-    return "column_blocks_kernel" if num_classes > MAX_ONE_BLOCK else "one_block_kernel"
+    return importlib.import_module(f"simpro_kernels.{op}.plans")
+
+
+def _problem(spec: Specialisation) -> Any:
+    """The problem of a loss as its launch describes it: two strong views, the mean."""
+    import torch
+
+    plans = _plans(spec.op)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[spec.dtype]
+    chosen = spec.options.split()
+    values = {
+        "num_classes": spec.num_classes,
+        "num_views": 2 if spec.num_classes > plans.MAX_ROW else 0,
+        "dtype": dtype,
+        "align": spec.align,
+        "prior": "PRIORS" in chosen,
+        "prior_weak": "PRIORS" in chosen,
+        "prior_strong": "PRIORS" in chosen,
+        "hard": "HARD" in chosen,
+        "with_grad": "GRAD" in chosen,
+        "scale_grad": spec.dtype != "fp16",
+    }
+    return plans.Problem(**{k: v for k, v in values.items() if k in plans.Problem._fields})
+
+
+def _launcher(spec: Specialisation) -> "Launcher":
+    import torch
+    from simpro_kernels import gradient, tl_utils
+    from simpro_kernels.adjusted_cross_entropy import plans as adjusted
+
+    device = torch.device("cpu")  # the default plans: nothing is tuned for it
+    if spec.op == "gradient":
+        return gradient.launcher(torch.float32, spec.num_classes, bool(spec.options), device)
+    if spec.op == "count":
+        return adjusted.count_launcher(device)
+    if spec.op == "reduce":
+        return tl_utils.reduce_launcher(device)
+    plans, problem = _plans(spec.op), _problem(spec)
+    return plans.launcher(problem, device, plans.candidates(problem)[spec.candidate])
 
 
 def compile_and_inspect(spec: Specialisation, arch: int) -> Row:
@@ -112,37 +169,37 @@ def compile_and_inspect(spec: Specialisation, arch: int) -> Row:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    kernel = _kernel(spec)
-    constants, align, options = _constants(spec)
+    launcher = _launcher(spec)
+    kernel, constants = launcher.kernel, launcher.constants
+    # Nothing but the constants specialises a kernel, so there is nothing else to say.
     signature = {
-        name: "constexpr" if name in constants else _argument_type(name, spec.dtype)
-        for name in kernel.arg_names
-    }
-    # What the launcher would find: own buffers start at multiples of 16 bytes.
-    attributes = {
-        (param.num,): [["tt.divisibility", 16]]
-        for param in kernel.params
-        if signature[param.name].startswith("*") and not param.do_not_specialize
+        p.name: "constexpr" if p.is_constexpr else p.annotation_type or _pointer(p.name, spec.dtype)
+        for p in kernel.params
     }
     source = ASTSource(
         fn=kernel,
         signature=signature,
         constexprs={name: constants[name] for name in kernel.arg_names if name in constants},
-        attrs=attributes,
     )
-    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    target = GPUTarget("cuda", arch, 32)
+    compiled = triton.compile(source, target=target, options=dict(launcher.options))
     usage, sass = _disassemble(compiled.asm["cubin"])
     loads, stores = _access_widths(sass, "LDG"), _access_widths(sass, "STG")
     return Row(
-        **asdict(spec),
+        op=spec.op,
+        kernel=kernel.__name__,
+        num_classes=spec.num_classes,
+        dtype=spec.dtype,
+        options=" ".join(filter(None, [spec.options, f"#{spec.candidate}" * (spec.candidate > 0)])),
         arch=f"sm_{arch}",
-        align=align,
-        warps=options["num_warps"],
+        align=spec.align,
+        warps=launcher.plan.warps,
         registers=int(_first(r"REG:(\d+)", usage)),
         stack_bytes=int(_first(r"STACK:(\d+)", usage)),
         local_loads=len(re.findall(r"\bLDL\b", sass)),
         local_stores=len(re.findall(r"\bSTL\b", sass)),
         shared_bytes=compiled.metadata.shared,
+        barriers=len(re.findall(r"\bBAR\.", sass)),
         loads=_format_widths(loads),
         stores=_format_widths(stores),
         widest_load_bytes=max(loads, default=0) // 8,
@@ -150,42 +207,11 @@ def compile_and_inspect(spec: Specialisation, arch: int) -> Row:
     )
 
 
-def _kernel(spec: Specialisation) -> Any:
-    import importlib
-
-    module = spec.op if spec.op in ("gradient", "tl_utils") else f"{spec.op}.triton_kernels"
-    return getattr(importlib.import_module(f"simpro_kernels.{module}"), spec.kernel)
-
-
-def _constants(spec: Specialisation) -> tuple[dict[str, Any], int, dict[str, int]]:
-    """constexpr values as the launchers choose them, alignment in elements, launch options."""
-    from simpro_kernels.tl_utils import tile_for
-
-    if spec.num_classes == 0:
-        return {}, 0, {"num_warps": 8 if spec.kernel == "reduce_partials_kernel" else 4}
-    tile = tile_for(spec.num_classes)
-    align = gcd(8, spec.num_classes)
-    chosen = spec.options.split()
-    flags = {
-        "HAS_PRIOR": "PRIORS" in chosen,
-        "HAS_PRIOR_WEAK": "PRIORS" in chosen,
-        "HAS_PRIOR_STRONG": "PRIORS" in chosen,
-        "HARD": "HARD" in chosen,
-        "WITH_GRAD": "GRAD" in chosen,
-        "SCALE_GRAD": spec.dtype != "fp16",
-        "PER_ROW": False,
-        "IN_PLACE": True,
-    }
-    sizes = {"ALIGN": align, "ROWS": tile.rows, "BLOCK": tile.block}
-    return {**flags, **sizes}, align, tile.launch_options
-
-
-def _argument_type(name: str, dtype: str) -> str:
+def _pointer(name: str, dtype: str) -> str:
     if name in ("weak_ptr", "strong_ptr", "logits_ptr", "grad_ptr", "out_ptr"):
         return f"*{dtype}"
-    if name.endswith("_ptr"):
-        return {"mask_ptr": "*i1", "targets_ptr": "*i64"}.get(name, "*fp32")
-    return "fp32" if name in ("threshold", "loss_scale", "grad_scale") else "i32"
+    integers = {"mask_ptr": "*i1", "targets_ptr": "*i64", "counter_ptr": "*i32"}
+    return integers.get(name, "*fp32")
 
 
 def _disassemble(cubin: bytes) -> tuple[str, str]:
@@ -227,7 +253,7 @@ def _format_widths(counts: dict[int, int]) -> str:
 def _markdown(rows: list[Row], header: str) -> str:
     names = [
         "op", "kernel", "K", "dtype", "options", "arch", "align", "warps", "registers", "spills",
-        "shared B", "loads (bits x count)", "stores (bits x count)",
+        "shared B", "barriers", "loads (bits x count)", "stores (bits x count)",
     ]  # fmt: skip
     lines = [
         "# Kernel report\n",
@@ -241,8 +267,8 @@ def _markdown(rows: list[Row], header: str) -> str:
         spills = row.stack_bytes + row.local_loads + row.local_stores
         cells = [
             row.op, row.kernel, row.num_classes or "any", row.dtype, row.options or "-", row.arch,
-            row.align or "-", row.warps, row.registers, spills, row.shared_bytes, row.loads,
-            row.stores,
+            row.align or "-", row.warps, row.registers, spills, row.shared_bytes,
+            row.barriers, row.loads, row.stores,
         ]  # fmt: skip
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"
@@ -251,6 +277,9 @@ def _markdown(rows: list[Row], header: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--smoke", action="store_true", help="a few kernels, no files written")
+    parser.add_argument(
+        "--candidates", action="store_true", help="every plan that a tuner tries, no files written"
+    )
     parser.add_argument("--arch", type=int, nargs="+", default=list(ARCHITECTURES), metavar="SM")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
@@ -260,7 +289,11 @@ def main(arguments: list[str] | None = None) -> int:
     if not dispatch.HAS_TRITON or dispatch.INTERPRETED:
         print("kernel_report: needs triton, without TRITON_INTERPRET", file=sys.stderr)
         return 2
-    specs = smoke_specialisations() if options.smoke else list(specialisations())
+    specs = list(specialisations())
+    if options.smoke:
+        specs = smoke_specialisations()
+    elif options.candidates:
+        specs = list(candidates())
     jobs = [(spec, arch) for spec in specs for arch in options.arch]
     # Forked workers would inherit locks of torch's threads.
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
@@ -271,12 +304,12 @@ def main(arguments: list[str] | None = None) -> int:
 
     header = f"triton {triton.__version__}, torch {torch.__version__}; compiled ahead of time."
     spilling = [row for row in rows if row.spills]
-    if options.smoke:
+    if options.smoke or options.candidates:
         print(_markdown(rows, header))
     else:
         RESULTS.mkdir(exist_ok=True)
         with (RESULTS / "kernel_report.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [*asdict(rows[0]), "triton"])
+            writer = csv.DictWriter(file, [*(f.name for f in fields(Row)), "triton"])
             writer.writeheader()
             writer.writerows({**asdict(row), "triton": triton.__version__} for row in rows)
         (RESULTS / "kernel_report.md").write_text(_markdown(rows, header), encoding="utf-8")

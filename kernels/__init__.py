@@ -2,7 +2,9 @@
 
 Needs torch; Triton is needed for ``impl="triton"`` only. Every operation is one folder with the
 same files: ``op.py`` (public function, argument checks), ``reference.py`` (the eager twin),
-``triton_kernels.py`` (the kernels and their launchers), ``README.md`` (the mathematics).
+``custom_op.py`` (autograd), ``launch.py`` (from tensors to a launch), ``plans.py`` (what compiles a
+kernel, launch constants), ``triton_*.py`` (the kernels), ``README.md`` (the mathematics, the
+counting).
 """
 
 from simpro_kernels.adjusted_cross_entropy.op import AdjustedCrossEntropy, adjusted_cross_entropy

@@ -21,7 +21,7 @@ def check_logits(name: str, logits: Tensor) -> None:
         )
     if logits.dtype not in LOGIT_DTYPES:
         raise ValueError(
-            f"{name} must be float32, bfloat16, float16 or float64, got {_short(logits.dtype)}"
+            f"{name} must be float32, bfloat16, float16 or float64, got {short_name(logits.dtype)}"
         )
 
 
@@ -38,7 +38,7 @@ def check_log_prior(name: str, log_prior: Tensor | None, logits: Tensor) -> None
         raise ValueError(f"{name} must have shape [{num_classes}], got {list(log_prior.shape)}")
     # A half-precision prior would round tau * log pi by more than the logits themselves.
     if log_prior.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"{name} must be float32 or float64, got {_short(log_prior.dtype)}")
+        raise ValueError(f"{name} must be float32 or float64, got {short_name(log_prior.dtype)}")
     check_same_device(name, log_prior, "the logits", logits)
     if log_prior.requires_grad and torch.is_grad_enabled():
         raise ValueError(
@@ -69,5 +69,5 @@ def accumulation_dtype(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def _short(dtype: torch.dtype) -> str:
+def short_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -9,72 +9,117 @@ touching memory. The factor is read on the device, so nothing synchronises. Trac
 ``create_graph=True`` get the scaled gradient from an operator without side effects.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
-from simpro_kernels.tl_utils import (
-    aligned_pointers,
-    alignment,
-    on_device_of,
-    row_offsets,
-    tile_for,
-)
+from simpro_kernels.launch import Launcher, Plan
 from torch import Tensor
 
+_BLOCK = 2048
+_PLAN = Plan(warps=4, resident=8, constants={"BLOCK": _BLOCK})
 
-@triton.jit(do_not_specialize=["grad_ptr", "out_ptr", "factor_ptr", "R", "K"])
+
+@triton.jit
+def scale_block(
+    grad_ptr,
+    out_ptr,
+    factor_ptr,
+    factor,
+    factor_stride,
+    start,
+    numel,
+    COLUMNS: tl.constexpr,
+    IN_PLACE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TAIL: tl.constexpr,
+):
+    offsets = tl.cast(start, tl.int64) + tl.arange(0, BLOCK)
+    inside = offsets < numel
+    if COLUMNS:
+        factor = tl.load(factor_ptr + offsets // COLUMNS * factor_stride, mask=inside, other=1.0)
+        moves = tl.max((factor != 1.0).to(tl.int32), 0) != 0 if IN_PLACE else True
+    else:
+        moves = True
+    if moves:
+        # Both buffers are our own and contiguous: wide accesses whatever K is.
+        grad_ptrs = tl.multiple_of(grad_ptr + offsets, 16)
+        out_ptrs = tl.multiple_of(out_ptr + offsets, 16)
+        grad = tl.load(grad_ptrs, mask=inside) if TAIL else tl.load(grad_ptrs)
+        grad = (grad.to(tl.float32) * factor).to(out_ptr.dtype.element_ty)
+        if TAIL:
+            tl.store(out_ptrs, grad, mask=inside)
+        else:
+            tl.store(out_ptrs, grad)
+
+
+@triton.jit(do_not_specialize=["grad_ptr", "out_ptr", "factor_ptr", "numel", "factor_stride"])
 def scale_rows_kernel(
     grad_ptr,  # [R, K] contiguous
     out_ptr,  # [R, K] contiguous; the same memory with IN_PLACE
     factor_ptr,  # [R] or []
-    R,
-    K,
-    PER_ROW: tl.constexpr,
+    numel: tl.int64,
+    factor_stride: tl.int64,
+    COLUMNS: tl.constexpr,  # K with a factor for each row, else 0
     IN_PLACE: tl.constexpr,
-    ALIGN: tl.constexpr,
-    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Multiply rows by their factor; in place, a factor of 1 costs no memory traffic."""
-    K = K // ALIGN * ALIGN
-    if not PER_ROW and IN_PLACE:  # noqa: SIM102 (a constexpr `and` a tensor would always load)
-        if tl.load(factor_ptr) == 1.0:
+    """Multiply by the factor; in place, a factor of 1 costs no memory traffic."""
+    factor = tl.load(factor_ptr)
+    if COLUMNS == 0 and IN_PLACE:  # a constexpr `and` a tensor is a tensor
+        if factor == 1.0:
             return
-    for tile in range(tl.program_id(0), tl.cdiv(R, ROWS), tl.num_programs(0)):
-        rows = row_offsets(tile, ROWS)
-        moves = rows < R
-        if PER_ROW:
-            factor = tl.load(factor_ptr + rows, mask=moves, other=1.0)
+    for block in range(tl.program_id(0), tl.cdiv(numel, BLOCK), tl.num_programs(0)):
+        start = tl.cast(block, tl.int64) * BLOCK
+        if start + BLOCK <= numel:
+            scale_block(
+                grad_ptr,
+                out_ptr,
+                factor_ptr,
+                factor,
+                factor_stride,
+                start,
+                numel,
+                COLUMNS,
+                IN_PLACE,
+                BLOCK,
+                False,
+            )
         else:
-            factor = tl.load(factor_ptr) + tl.zeros([ROWS], dtype=tl.float32)
-        if IN_PLACE:
-            moves = moves & (factor != 1.0)
-        for start in range(0, K, BLOCK):
-            cols = start + tl.arange(0, BLOCK)
-            in_tile = moves[:, None] & (cols < K)[None, :]
-            grad_ptrs = aligned_pointers(grad_ptr, rows, K, cols, ALIGN)
-            grad = tl.load(grad_ptrs, mask=in_tile, other=0.0).to(tl.float32) * factor[:, None]
-            out_ptrs = aligned_pointers(out_ptr, rows, K, cols, ALIGN)
-            tl.store(out_ptrs, grad.to(out_ptr.dtype.element_ty), mask=in_tile)
+            scale_block(
+                grad_ptr,
+                out_ptr,
+                factor_ptr,
+                factor,
+                factor_stride,
+                start,
+                numel,
+                COLUMNS,
+                IN_PLACE,
+                BLOCK,
+                True,
+            )
+
+
+@functools.cache
+def launcher(dtype: torch.dtype, columns: int, in_place: bool, device: torch.device) -> Launcher:
+    """The kernel for one factor (``columns`` 0) or one for each row of so many columns.
+
+    ``dtype`` is that of the gradient: another one compiles another kernel.
+    """
+    constants = {"COLUMNS": columns, "IN_PLACE": in_place}
+    return Launcher(scale_rows_kernel, constants, _PLAN, device)
 
 
 def _launch(grad: Tensor, out: Tensor, factor: Tensor) -> None:
-    num_rows, num_classes = grad.shape
-    tile = tile_for(num_classes)
-    with on_device_of(grad):
-        scale_rows_kernel[(tile.programs(num_rows, grad.device),)](
-            grad,
-            out,
-            factor.contiguous(),
-            num_rows,
-            num_classes,
-            PER_ROW=factor.dim() > 0,
-            IN_PLACE=out is grad,
-            ALIGN=alignment(grad, out),
-            ROWS=tile.rows,
-            BLOCK=tile.block,
-            **tile.launch_options,
-        )
+    numel = grad.numel()
+    if numel == 0:
+        return
+    columns, stride = (grad.shape[1], factor.stride(0)) if factor.dim() else (0, 0)
+    launch = launcher(grad.dtype, columns, out is grad, grad.device)
+    programs = launch.plan.programs(triton.cdiv(numel, _BLOCK), grad.device)
+    launch(programs, grad, out, factor, numel, stride)
 
 
 @torch.library.custom_op("simpro_kernels::scale_rows", mutates_args=())

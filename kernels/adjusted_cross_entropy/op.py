@@ -60,9 +60,8 @@ def adjusted_cross_entropy(
     impl = dispatch.choose("adjusted_cross_entropy", impl, logits)
     if impl == "triton":
         with_grad = torch.is_grad_enabled() and logits.requires_grad
-        return custom_op.adjusted_cross_entropy(
-            logits, targets, log_prior, ignore_index, reduction == "mean", with_grad
-        )[0]
+        mean = reduction == "mean"
+        return custom_op.run(logits, targets, log_prior, ignore_index, mean, with_grad)
     twin: Callable[..., Tensor] = reference.adjusted_cross_entropy
     if impl == "compile":
         twin = dispatch.compiled(twin)

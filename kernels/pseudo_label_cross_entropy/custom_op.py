@@ -1,4 +1,8 @@
-"""The kernel as a PyTorch operator: traceable by torch.compile, with autograd.
+"""The kernel in autograd: a Function for eager calls, an operator for everything that traces.
+
+Both take the same arguments and share their backward. The operator has to return the gradient that
+its forward makes; the Function keeps it, which is cheaper. Neither lets autograd materialise zeros
+for outputs that have no gradient.
 
 Legend: N images, V strong views, K classes.
 """
@@ -6,19 +10,12 @@ Legend: N images, V strong views, K classes.
 from typing import Any
 
 import torch
+from simpro_kernels.dispatch import is_traced
 from simpro_kernels.gradient import hand_over
-from simpro_kernels.pseudo_label_cross_entropy.triton_kernels import launch
+from simpro_kernels.pseudo_label_cross_entropy.launch import launch, scales
 from torch import Tensor
 
-
-def _scales(strong: Tensor, mean: bool) -> tuple[float, float]:
-    """Factor of the loss and of the stored gradient.
-
-    1 / (V*N) times a small probability is below the range of float16, so there the gradient is
-    stored unscaled and backward applies the factor together with the incoming loss scale.
-    """
-    loss_scale = 1.0 / max(strong.shape[0], 1) if mean else 1.0
-    return loss_scale, 1.0 if strong.dtype == torch.float16 else loss_scale
+Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 @torch.library.custom_op("simpro_kernels::pseudo_label_cross_entropy", mutates_args=())
@@ -33,19 +30,19 @@ def pseudo_label_cross_entropy(
     with_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """loss ([] or [V*N]), class_mass, mask, max_prob, stored gradient ([0, K] if not wanted)."""
-    loss_scale, grad_scale = _scales(logits_strong, mean)
-    loss, row_loss, class_mass, mask, max_prob, grad = launch(
+    loss, class_mass, mask, max_prob, grad = launch(
         logits_weak,
         logits_strong,
         log_prior_weak,
         log_prior_strong,
         threshold,
         hard=hard,
+        mean=mean,
         with_grad=with_grad,
-        loss_scale=loss_scale,
-        grad_scale=grad_scale,
     )
-    return loss if mean else row_loss, class_mass, mask, max_prob, grad
+    if grad is None:
+        grad = logits_strong.new_empty(0, logits_strong.shape[1])
+    return loss, class_mass, mask, max_prob, grad
 
 
 @pseudo_label_cross_entropy.register_fake
@@ -70,27 +67,60 @@ def _(
     )
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.mark_non_differentiable(*output[1:])
+def _keep(
+    ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Tensor, ...], grad: Tensor | None
+) -> None:
+    ctx.mark_non_differentiable(*outputs[1:])
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:4])
     ctx.options = inputs[4:7]
-    # A list, so that the first backward can take the buffer away and change it in place.
-    ctx.buffer = [output[4]] if inputs[7] else []
+    # Only here, so that the first backward can take the buffer away and change it in place.
+    ctx.grad = grad
 
 
-def _backward(ctx: Any, grad_loss: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _keep(ctx, inputs, output, output[4] if inputs[7] else None)
+
+
+def _backward(ctx: Any, grad_loss: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    grad, ctx.grad = ctx.grad, None
     logits = ctx.saved_tensors
+    if grad_loss is None:
+        return (None,) * 8
     threshold, hard, mean = ctx.options
-    if ctx.buffer:
-        grad = ctx.buffer.pop()
-    else:
+    strong = logits[1]
+    if grad is None:
         # A second backward of a retained graph: the kernel makes the same gradient again.
         with torch.no_grad():
             grad = pseudo_label_cross_entropy(*logits, threshold, hard, mean, True)[4]
-    strong = logits[1]
-    loss_scale, grad_scale = _scales(strong, mean)
+    loss_scale, grad_scale = scales(strong, mean)
     factor = grad_loss if grad_scale == loss_scale else grad_loss * (loss_scale / grad_scale)
     return None, hand_over(grad, factor, strong), None, None, None, None, None, None
 
 
 pseudo_label_cross_entropy.register_autograd(_backward, setup_context=_setup_context)
+
+
+class PseudoLabelFunction(torch.autograd.Function):
+    """The operator with a gradient, for plain eager calls."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Outputs:
+        *arguments, hard, mean, _ = inputs
+        result = launch(*arguments, hard=hard, mean=mean, with_grad=True)
+        _keep(ctx, inputs, result[:4], result[4])
+        return result[:4]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _backward(ctx, *grads)
+
+
+def run(*inputs: Any) -> Outputs:
+    """loss, class_mass, mask and max_prob by the cheapest way there is; inputs of the operator."""
+    *arguments, hard, mean, with_grad = inputs
+    if is_traced(*inputs[:2]):
+        return pseudo_label_cross_entropy(*inputs)[:4]
+    if with_grad:
+        return PseudoLabelFunction.apply(*inputs)
+    return launch(*arguments, hard=hard, mean=mean, with_grad=False)[:4]

@@ -80,17 +80,18 @@ def pseudo_label_cross_entropy(
     impl = dispatch.choose("pseudo_label_cross_entropy", impl, logits_strong)
     if impl == "triton":
         with_grad = torch.is_grad_enabled() and logits_strong.requires_grad
-        loss, class_mass, mask, max_prob, _ = custom_op.pseudo_label_cross_entropy(
-            logits_weak.detach(),
-            logits_strong,
-            log_prior_weak,
-            log_prior_strong,
-            float(threshold),
-            hard,
-            reduction == "mean",
-            with_grad,
+        return PseudoLabelLoss(
+            *custom_op.run(
+                logits_weak.detach() if logits_weak.requires_grad else logits_weak,
+                logits_strong,
+                log_prior_weak,
+                log_prior_strong,
+                float(threshold),
+                hard,
+                reduction == "mean",
+                with_grad,
+            )
         )
-        return PseudoLabelLoss(loss, class_mass, mask, max_prob)
     twin: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
     twin = reference.pseudo_label_cross_entropy
     if impl == "compile":

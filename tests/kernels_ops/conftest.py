@@ -28,6 +28,37 @@ collect_ignore = (
 )
 
 
+def _patch_the_language_once_a_launch() -> None:
+    """Triton's interpreter does so at every call of a helper, which is most of its time."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+    patched: set[int] = set()
+
+    def once(fn: Any) -> Any:
+        names = {id(value) for value in fn.__globals__.values() if value is tl or value is tl.core}
+        if names <= patched:
+            return interpreter._LangPatchScope()
+        scope = patch(fn)
+        if not patched:  # of the launch itself: what helpers add is done anew in the next launch
+            restore = scope.restore
+
+            def close() -> None:
+                patched.clear()
+                restore()
+
+            scope.restore = close
+        patched.update(names)
+        return scope
+
+    interpreter._patch_lang = once
+
+
+if dispatch.INTERPRETED:
+    _patch_the_language_once_a_launch()
+
+
 @pytest.fixture
 def device() -> torch.device:
     return torch.device("cuda" if HAS_CUDA else "cpu")

@@ -29,7 +29,7 @@ CASES = [
         [
             *itertools.product((0, 1, 5, 63, 512), (1, 2, 3, 10)),
             *itertools.product((1, 5, 63), (100, 127, 1000, 1025)),
-            *itertools.product((1, 5), (21841,)),
+            *itertools.product((1, 5), (2500,)),
             *itertools.product((11, 12, 13), (10,)),
         ],
         _CYCLES,
@@ -93,7 +93,7 @@ def test_nothing_to_average_is_zero(num_images: int, impl: str, device: torch.de
 
 
 @pytest.mark.parametrize("impl", ["triton", "eager"])
-@pytest.mark.parametrize("num_classes", [5, 5000])
+@pytest.mark.parametrize("num_classes", [5, 2500])
 @pytest.mark.parametrize("bad", [-1, "K", 2**40])
 def test_target_that_names_no_class_poisons_its_rows_only(
     bad: int | str, num_classes: int, impl: str, device: torch.device

@@ -1,15 +1,17 @@
 """How the operations behave inside autograd, torch.compile and a training loop."""
 
+import contextlib
 import itertools
 from collections.abc import Callable
 
 import pytest
 import torch
-from simpro_kernels import adjusted_cross_entropy, pseudo_label_cross_entropy
+from simpro_kernels import adjusted_cross_entropy, gradient, pseudo_label_cross_entropy
 from simpro_kernels.adjusted_cross_entropy import custom_op as adjusted_op
 from simpro_kernels.gradient import scale_rows
 from simpro_kernels.pseudo_label_cross_entropy import custom_op as pseudo_op
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 IMPLS = pytest.mark.parametrize("impl", ["triton", "eager"])
 Loss = Callable[..., Tensor]
@@ -110,12 +112,74 @@ def test_rows_are_weighted_by_their_incoming_gradient(
 def test_loss_is_the_same_without_grad(
     reduction: str, loss: Loss, impl: str, device: torch.device
 ) -> None:
-    for num_classes in (10, 5000):
+    for num_classes in (10, 1000, 2500):
         z = _logits(6, num_classes, device)
         with_grad = loss(z, impl, reduction)
         without = loss(z.detach(), impl, reduction)
         assert torch.equal(with_grad, without)
         assert with_grad.requires_grad and not without.requires_grad
+
+
+class Log(TorchDispatchMode):
+    """Operators, and how many elements the tensors have that they return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        outputs = out if isinstance(out, (tuple, list)) else (out,)
+        for tensor in outputs:
+            if isinstance(tensor, Tensor):
+                self.sizes.append((func.name(), tensor.numel()))
+        return out
+
+
+def _hand_over(
+    loss: Loss, leaf: bool, traced: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> tuple[list[int], list[tuple[str, int]]]:
+    """Addresses of the gradient in forward, at the logits and in the leaf; what backward called."""
+    addresses: list[int] = []
+    for op in (pseudo_op, adjusted_op):
+
+        def recorded(*args, _launch=op.launch, **options):  # type: ignore[no-untyped-def]
+            result = _launch(*args, **options)
+            addresses.append(result[-1].data_ptr())
+            return result
+
+        monkeypatch.setattr(op, "launch", recorded)
+
+    def unlogged(*args, _launch=gradient._launch):  # type: ignore[no-untyped-def]
+        with _disable_current_modes():  # the interpreter itself copies tensors about
+            _launch(*args)
+
+    monkeypatch.setattr(gradient, "_launch", unlogged)
+    x = _logits(16, 10, device)
+    z = x if leaf else x.view(2, 80).view(16, 10)
+    forward_log, log = Log(), Log()
+    with forward_log if traced else contextlib.nullcontext():
+        value = loss(z, "triton")
+    assert any("simpro" in name for name, _ in forward_log.sizes) == traced
+    if not leaf:
+        z.register_hook(lambda g: addresses.append(g.data_ptr()))
+    with log:
+        value.backward()
+    assert x.grad is not None
+    return [*addresses, x.grad.data_ptr()], log.sizes
+
+
+@LOSSES
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+@pytest.mark.parametrize("leaf", [True, False], ids=["leaf", "non-leaf"])
+def test_the_gradient_of_forward_is_the_one_of_backward(
+    loss: Loss, leaf: bool, traced: bool, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    """No copy, no zeros for outputs without a gradient: backward makes no tensor of that size."""
+    addresses, operators = _hand_over(loss, leaf, traced, monkeypatch, device)
+    assert len(addresses) == (2 if leaf else 3) and len(set(addresses)) == 1
+    views = ("aten::detach", "aten::view", "aten::_unsafe_view")
+    assert [entry for entry in operators if entry[1] >= 16 and entry[0] not in views] == []
 
 
 def test_no_gradient_is_made_when_none_is_wanted(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from simpro_kernels import adjusted_cross_entropy, pseudo_label_cross_entropy
-from simpro_kernels.pseudo_label_cross_entropy import triton_kernels
+from simpro_kernels.pseudo_label_cross_entropy import triton_tiles
 from torch import Tensor
 
 pytestmark = pytest.mark.gpu
@@ -58,7 +58,7 @@ def test_a_cuda_graph_replays_with_new_logits(num_classes: int) -> None:
 
 def test_another_batch_compiles_nothing() -> None:
     def compiled() -> int:
-        caches = triton_kernels.one_block_kernel.device_caches
+        caches = triton_tiles.tile_kernel.device_caches
         return sum(len(per_device[0]) for per_device in caches.values())
 
     def run(num_images: int, num_views: int, threshold: float, skip: int) -> None:
@@ -97,14 +97,23 @@ def test_addresses_past_two_to_the_31() -> None:
     assert strong.grad[-1].float().abs().sum() > 0.1 and (strong.grad[0] == 0).all()
 
 
-def test_gradient_of_one_is_handed_over_without_a_copy() -> None:
+@pytest.mark.parametrize("leaf", [True, False], ids=["leaf", "non-leaf"])
+@pytest.mark.parametrize("labeled", [True, False], ids=["labeled", "unlabeled"])
+def test_gradient_of_one_is_handed_over_without_a_copy(labeled: bool, leaf: bool) -> None:
     """Peak memory of a step: the logits and one gradient, no second buffer."""
-    weak, strong, _, _ = _inputs(4096, 1000)
-    _losses(weak, strong, torch.zeros(4096, dtype=torch.int64, device="cuda"), weak[0]).backward()
+    weak, strong, targets, _ = _inputs(4096, 1000)
+
+    def step() -> None:
+        logits = strong if leaf else strong.view(2, -1).view(len(strong), -1)
+        if labeled:
+            adjusted_cross_entropy(logits, targets, None, impl="triton").backward()
+        else:
+            pseudo_label_cross_entropy(weak, logits, None, None, 0.5, impl="triton").loss.backward()
+
+    step()
     strong.grad = None
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    loss = pseudo_label_cross_entropy(weak, strong, None, None, 0.5, impl="triton").loss
-    loss.backward()
+    step()
     gradient = strong.numel() * strong.element_size()
     assert torch.cuda.max_memory_allocated() - before < 1.5 * gradient

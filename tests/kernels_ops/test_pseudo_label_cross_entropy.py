@@ -21,15 +21,15 @@ pytestmark = pytest.mark.usefixtures("nan_in_empty_memory")
 def _sizes() -> list[Case]:
     """Every N with every small K, smaller N with larger K; the other options take turns.
 
-    A K meets two combinations of dtype and mode: on a device these cases and those of `_options`
-    compile 28 kernels.
+    A K meets two combinations of dtype and mode, so that a device compiles few kernels.
     """
     numbers = {
         **dict.fromkeys((1, 2, 3, 10), (0, 1, 5, 63, 512, 1000)),
         **dict.fromkeys((100, 127, 1000, 1025), (0, 1, 5, 63)),
         127: (0, 1, 5, 63, 512),
         1000: (0, 1, 5, 127),
-        21841: (0, 1, 5, 17),
+        2500: (0, 1, 5, 17),
+        21841: (2,),
     }
     views = itertools.cycle((2, 1, 3, 2, 2))
     taus = itertools.cycle((1.0, 2.0))
@@ -126,7 +126,7 @@ def test_confident_rows_keep_their_gradient_in_bf16(
 
 @pytest.mark.parametrize("impl", ["triton", "eager"])
 def test_hard_target_is_the_lowest_class_of_a_tie(impl: str, device: torch.device) -> None:
-    for num_classes, tied in ((5, (1, 3)), (21841, (4090, 4100)), (21841, (7, 21840))):
+    for num_classes, tied in ((5, (1, 3)), (2500, (1020, 1030)), (2500, (7, 2499))):
         weak = torch.zeros(1, num_classes, device=device)
         weak[0, list(tied)] = 20.0
         out = pseudo_label_cross_entropy(weak, weak, None, None, 0.4, hard=True, impl=impl)

@@ -23,7 +23,7 @@ def _pseudo(weak, strong, impl, threshold=0.5, priors=(None, None), **options): 
 @IMPLS
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize(
-    ("num_classes", "at"), [(1000, 0), (1000, 500), (1000, 999), (9000, 0), (9000, 5000)]
+    ("num_classes", "at"), [(1000, 0), (1000, 500), (1000, 999), (4000, 0), (4000, 2500)]
 )
 def test_a_single_finite_logit(
     num_classes: int, at: int, hard: bool, impl: str, device: torch.device
@@ -54,7 +54,7 @@ def test_no_mass_on_a_class_that_is_minus_inf_gives_the_entropy(
 
 
 @IMPLS
-@pytest.mark.parametrize("num_classes", [3, 5000])
+@pytest.mark.parametrize("num_classes", [3, 2500])
 def test_mass_on_a_class_that_is_minus_inf_gives_inf(
     num_classes: int, impl: str, device: torch.device
 ) -> None:
@@ -81,7 +81,7 @@ def _invalid_row(kind: str, num_classes: int) -> torch.Tensor:
 
 @IMPLS
 @pytest.mark.parametrize("hard", [False, True])
-@pytest.mark.parametrize("num_classes", [3, 5000])
+@pytest.mark.parametrize("num_classes", [3, 2500])
 @pytest.mark.parametrize("kind", ["nan", "inf", "all -inf"])
 def test_invalid_weak_row_poisons_its_own_rows(
     kind: str, num_classes: int, hard: bool, impl: str, device: torch.device
@@ -104,7 +104,7 @@ def test_invalid_weak_row_poisons_its_own_rows(
 
 
 @IMPLS
-@pytest.mark.parametrize("num_classes", [3, 5000])
+@pytest.mark.parametrize("num_classes", [3, 2500])
 @pytest.mark.parametrize("kind", ["nan", "inf", "all -inf"])
 def test_invalid_strong_row_counts_where_the_image_is_kept(
     kind: str, num_classes: int, impl: str, device: torch.device
@@ -121,7 +121,7 @@ def test_invalid_strong_row_counts_where_the_image_is_kept(
 
 
 @IMPLS
-@pytest.mark.parametrize("num_classes", [3, 5000])
+@pytest.mark.parametrize("num_classes", [3, 2500])
 @pytest.mark.parametrize("kind", ["nan", "inf", "all -inf"])
 def test_invalid_labeled_row_counts_unless_ignored(
     kind: str, num_classes: int, impl: str, device: torch.device

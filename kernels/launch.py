@@ -1,0 +1,150 @@
+"""How a kernel is launched: its plan, the compiled kernel that is kept, the counter of arrivals.
+
+Every operation does it alike:
+
+1. Its ``plans.py`` describes a problem (all that compiles another kernel: classes, dtype,
+   alignment, flags) by a hashable tuple with a ``key``, and lists ``candidates(problem)``: the
+   launch plans worth trying, first the default, which comes from counting.
+2. :func:`choose_plan` takes the plan that ``tuned/sm_<arch>.json`` names for the key, else the
+   default. A tuner passes a plan of its own to the operation's ``launcher(problem, device, plan)``.
+3. The operation keeps one :class:`Launcher` per problem and device. Its first call compiles.
+
+The data file: ``{"<operation>": {"<key of the problem>": {"warps": 1, "registers": 255, ...}}}``.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from simpro_kernels.dispatch import INTERPRETED
+from torch import Tensor
+
+TUNED = Path(__file__).parent / "tuned"
+REGISTERS = 65_536  # of a multiprocessor
+MAX_WARPS = 64  # of a multiprocessor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Launch constants: what may differ between devices and changes no result but by rounding."""
+
+    warps: int
+    """Of a program."""
+    registers: int | None = None
+    """A thread may have (``maxnreg``); None leaves it to the compiler."""
+    resident: int = 1
+    """Programs on a multiprocessor: the grid of persistent programs is this times their number."""
+    constants: Mapping[str, int] = field(default_factory=dict)
+    """constexpr arguments of the kernel (block sizes, rows of a tile, unrolling)."""
+
+    def programs(self, tiles: int, device: torch.device) -> int:
+        """Grid of persistent programs for so many tiles of work: one wave, never empty."""
+        return max(1, min(tiles, self.resident * multiprocessors(device)))
+
+
+class Problem(Protocol):
+    """What compiles a kernel, hashable."""
+
+    @property
+    def key(self) -> str:
+        """Name in the data file; problems with one key share a plan."""
+        ...
+
+
+def resident(warps: int, registers: int) -> int:
+    """Programs that fit on a multiprocessor by registers and warps."""
+    return max(1, min(REGISTERS // (32 * registers), MAX_WARPS // 2) // warps)
+
+
+def choose_plan(
+    op: str, problem: Problem, device: torch.device, candidates: Callable[[Any], Sequence[Plan]]
+) -> Plan:
+    """The tuned plan of this device class for the problem, else the first candidate."""
+    if device.type == "cuda":
+        entry = _tuned(_architecture(device)).get(op, {}).get(problem.key)
+        if entry is not None:
+            return Plan(**entry)
+    return candidates(problem)[0]
+
+
+@functools.cache
+def _tuned(architecture: str) -> dict[str, dict[str, dict[str, Any]]]:
+    file = TUNED / f"{architecture}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+
+
+@functools.cache
+def _architecture(device: torch.device) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 4  # interpreted: enough programs to exercise sums over programs
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+class Launcher:
+    """A jitted kernel with its constants fixed; compiled at the first call and kept.
+
+    Triton's own launch binds and specialises all arguments anew every time: about 50 us of host
+    time for 25 arguments, where the kept kernel takes about 4. Keeping it is right because nothing
+    of a call specialises it: every run-time argument is in ``do_not_specialize``, integers have
+    annotated types, and alignment is a constant. (A test holds the kernels to that.)
+    """
+
+    def __init__(
+        self, kernel: Any, constants: Mapping[str, Any], plan: Plan, device: torch.device
+    ) -> None:
+        self.plan = plan
+        self.kernel = kernel
+        self.constants = {**constants, **plan.constants}
+        self.options = {"num_warps": plan.warps}
+        if plan.registers is not None:
+            self.options["maxnreg"] = plan.registers
+        self._device = device
+        self._compiled: Any = None
+        self._values: tuple[Any, ...] = ()
+
+    def __call__(self, programs: int, *arguments: Any) -> None:
+        """Launch so many programs with the run-time arguments, which stand before the constants."""
+        device = self._device
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                self._launch(programs, arguments)
+        else:
+            self._launch(programs, arguments)
+
+    def _launch(self, programs: int, arguments: tuple[Any, ...]) -> None:
+        if self._compiled is not None:
+            self._compiled[programs, 1, 1](*arguments, *self._values)
+            return
+        compiled = self.kernel[programs, 1, 1](*arguments, **self.constants, **self.options)
+        if not INTERPRETED:
+            names = [parameter.name for parameter in self.kernel.params if parameter.is_constexpr]
+            self._values = tuple(self.constants[name] for name in names)
+            self._compiled = compiled
+
+
+_counters: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def arrivals(device: torch.device) -> Tensor:
+    """int32 [], 0 between launches: the program that arrives last adds up the partial results.
+
+    Launches of one stream follow one another and share it. A graph that is being captured gets its
+    own, zeroed by the graph: its replays may run beside other work.
+    """
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return torch.zeros((), dtype=torch.int32, device=device)
+    key = device, torch.cuda.current_stream(device).cuda_stream
+    counter = _counters.get(key)
+    if counter is None:
+        counter = _counters[key] = torch.zeros((), dtype=torch.int32, device=device)
+    return counter
