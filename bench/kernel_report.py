@@ -35,6 +35,8 @@ ARCHITECTURES = (80, 90, 100)
 CLASSES = (10, 127, 1000, 2048, 21841)
 DTYPES = ("bf16", "fp32")
 PSEUDO, ADJUSTED = "pseudo_label_cross_entropy", "adjusted_cross_entropy"
+NORM = "batch_norm_act"
+CHANNELS = (16, 128, 1024)
 BOTH = "PRIORS GRAD"
 
 
@@ -96,17 +98,35 @@ def specialisations() -> Iterator[Specialisation]:
         yield Specialisation("gradient", 0, dtype, "IN_PLACE")
     yield Specialisation("gradient", 1000, "bf16", "IN_PLACE")
     yield Specialisation("gradient", 1000, "bf16")
+    yield from norms(CHANNELS, (*DTYPES, "fp16"))
+    yield Specialisation(NORM, 40, "bf16", "SUMS FLAG", 8)  # not a power of two
+    yield Specialisation(NORM, 3, "fp32", "GRADIENT FLAG", 1)
     yield Specialisation("count", 0, "fp32")
     yield Specialisation("reduce", 0, "fp32")
 
 
+def norms(channels: tuple[int, ...], dtypes: tuple[str, ...]) -> Iterator[Specialisation]:
+    """The kernels of batch norm; FLAG stands for running statistics or for a residual."""
+    from simpro_kernels.batch_norm_act.plans import KERNELS
+
+    for kernel, flag in itertools.product(KERNELS, (" FLAG", "")):
+        if kernel == "merge":  # of statistics, float32 whatever the dtype
+            yield Specialisation(NORM, channels[-1], "fp32", f"MERGE{flag}", 8)
+            continue
+        for size, dtype in itertools.product(channels, dtypes):
+            yield Specialisation(NORM, size, dtype, f"{kernel.upper()}{flag}", 8)
+
+
 def candidates() -> Iterator[Specialisation]:
     """Every launch plan of every operation, for the shapes that a tuner looks at."""
-    for num_classes, dtype in itertools.product(CLASSES, ("bf16", "fp32")):
-        for op, options in itertools.product((PSEUDO, ADJUSTED), (BOTH, "PRIORS")):
-            spec = Specialisation(op, num_classes, dtype, options, gcd(8, num_classes))
-            for index in range(len(_plans(op).candidates(_problem(spec)))):
-                yield Specialisation(**{**asdict(spec), "candidate": index})
+    specs = [
+        Specialisation(op, num_classes, dtype, options, gcd(8, num_classes))
+        for num_classes, dtype in itertools.product(CLASSES, DTYPES)
+        for op, options in itertools.product((PSEUDO, ADJUSTED), (BOTH, "PRIORS"))
+    ]
+    for spec in (*specs, *norms(CHANNELS, DTYPES)):
+        for index in range(len(_plans(spec.op).candidates(_problem(spec)))):
+            yield Specialisation(**{**asdict(spec), "candidate": index})
 
 
 def smoke_specialisations() -> list[Specialisation]:
@@ -126,12 +146,15 @@ def _plans(op: str) -> Any:
 
 
 def _problem(spec: Specialisation) -> Any:
-    """The problem of a loss as its launch describes it: two strong views, the mean."""
+    """The problem as the operation's launch describes it; of a loss: two strong views, the mean."""
     import torch
 
     plans = _plans(spec.op)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[spec.dtype]
     chosen = spec.options.split()
+    if spec.op == NORM:
+        kernel = chosen[0].lower()
+        return plans.Problem(kernel, spec.num_classes, dtype, spec.align, "FLAG" in chosen)
     values = {
         "num_classes": spec.num_classes,
         "num_views": 2 if spec.num_classes > plans.MAX_ROW else 0,
@@ -207,8 +230,12 @@ def compile_and_inspect(spec: Specialisation, arch: int) -> Row:
     )
 
 
+_OF_DTYPE = {"weak_ptr", "strong_ptr", "logits_ptr", "grad_ptr", "out_ptr", "x_ptr", "y_ptr"}
+_OF_DTYPE |= {"residual_ptr", "grad_x_ptr", "grad_residual_ptr"}
+
+
 def _pointer(name: str, dtype: str) -> str:
-    if name in ("weak_ptr", "strong_ptr", "logits_ptr", "grad_ptr", "out_ptr"):
+    if name in _OF_DTYPE:
         return f"*{dtype}"
     integers = {"mask_ptr": "*i1", "targets_ptr": "*i64", "counter_ptr": "*i32"}
     return integers.get(name, "*fp32")

@@ -108,13 +108,13 @@ class Launcher:
         self.options = {"num_warps": plan.warps}
         if plan.registers is not None:
             self.options["maxnreg"] = plan.registers
-        self._device = device
+        self.device = device
         self._compiled: Any = None
         self._values: tuple[Any, ...] = ()
 
     def __call__(self, programs: int, *arguments: Any) -> None:
         """Launch so many programs with the run-time arguments, which stand before the constants."""
-        device = self._device
+        device = self.device
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):
                 self._launch(programs, arguments)
@@ -132,19 +132,21 @@ class Launcher:
             self._compiled = compiled
 
 
+_COUNTERS = 64
 _counters: dict[tuple[torch.device, int], Tensor] = {}
 
 
 def arrivals(device: torch.device) -> Tensor:
-    """int32 [], 0 between launches: the program that arrives last adds up the partial results.
+    """int32 [64], 0 between launches: the program that arrives last adds up the partial results.
 
+    One counter for each block of columns that has a last program of its own.
     Launches of one stream follow one another and share it. A graph that is being captured gets its
     own, zeroed by the graph: its replays may run beside other work.
     """
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        return torch.zeros((), dtype=torch.int32, device=device)
+        return torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
     key = device, torch.cuda.current_stream(device).cuda_stream
     counter = _counters.get(key)
     if counter is None:
-        counter = _counters[key] = torch.zeros((), dtype=torch.int32, device=device)
+        counter = _counters[key] = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
     return counter

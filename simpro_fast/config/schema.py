@@ -64,6 +64,9 @@ class ModelConfig(Section):
     A run that goes on from a checkpoint does not need it; if it is there it must be the same."""
     activation: Literal["leaky_relu", "relu", "silu"] | None = None
     """None: the net's own, as published: leaky_relu (0.1) in Wide ResNets, relu in ResNet-50s."""
+    norm_impl: Literal["auto", "eager", "triton"] = "auto"
+    """Batch norm with activation as one Triton kernel each way, or as its eager twin; auto: the
+    kernel on CUDA. torchvision's networks keep torch's own batch norm."""
     bn_momentum: float | None = Field(None, gt=0, le=1)
     """Batch-norm momentum, the weight of the new batch as in PyTorch; None: the net's own."""
     skip_quirk: bool = True

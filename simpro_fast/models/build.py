@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 
 import torch
@@ -11,11 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from simpro_fast.config.schema import ModelConfig
 from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.models.layers import ACTIVATIONS
-from simpro_fast.models.resnet import ResNet50
-from simpro_fast.models.small_cnn import SmallCNN
+from simpro_fast.models import resnet, small_cnn, wideresnet
+from simpro_fast.models.layers import Activation, MakeNorm, NormAct
 from simpro_fast.models.torchvision_nets import PREFIX, build_torchvision, torchvision_names
-from simpro_fast.models.wideresnet import WideResNet
 
 MIN_IMAGE_SIZE = 8
 
@@ -40,7 +39,8 @@ def build_model(
     Args:
         model: name, activation (None: leaky_relu in Wide ResNets and the small network, relu in
             ResNet-50), batch-norm momentum (None: 0.001 in Wide ResNets as published, 0.1 or
-            torchvision's own in the others) and the Wide ResNet quirk.
+            torchvision's own in the others), the Wide ResNet quirk and the implementation of batch
+            norm with activation.
         num_classes: K.
         image_size: side in pixels; the networks take any from 8 up.
         seed: decides the initial weights alone; torch's global generators are left as they were.
@@ -77,11 +77,11 @@ def _construct(model: ModelConfig, num_classes: int, image_size: int) -> nn.Modu
             )
         return build_torchvision(model.name, num_classes, image_size)
     if model.name in ("resnet50_3x3", "resnet50"):
-        small_stem = model.name == "resnet50_3x3"
-        return ResNet50(num_classes, ACTIVATIONS[model.activation or "relu"], small_stem=small_stem)
-    activation = ACTIVATIONS[model.activation or "leaky_relu"]
+        norm = _norm(model, "relu", resnet.BN_MOMENTUM)
+        return resnet.ResNet50(num_classes, norm, small_stem=model.name == "resnet50_3x3")
     if model.name == "small_cnn":
-        return SmallCNN(num_classes, activation)
+        norm = _norm(model, "leaky_relu", small_cnn.BN_MOMENTUM)
+        return small_cnn.SmallCNN(num_classes, norm)
     wide = re.fullmatch(r"wrn_(\d+)_(\d+)", model.name)
     if wide is None:
         near = _nearest(model.name)
@@ -97,7 +97,18 @@ def _construct(model: ModelConfig, num_classes: int, image_size: int) -> nn.Modu
             f"model.name={model.name}: the depth must be 6 n + 4 (10, 16, 22, 28, ...) and the "
             f"width at least 1; the nearest is wrn_{below}_{max(1, width)}"
         )
-    return WideResNet(depth, width, num_classes, activation, model.skip_quirk)
+    norm = _norm(model, "leaky_relu", wideresnet.BN_MOMENTUM)
+    return wideresnet.WideResNet(depth, width, num_classes, norm, model.skip_quirk)
+
+
+def _norm(model: ModelConfig, activation: Activation, momentum: float) -> MakeNorm:
+    """Batch norm with the activation that is set, else the network's own."""
+    return functools.partial(
+        NormAct,
+        activation=model.activation or activation,
+        momentum=momentum,
+        impl=model.norm_impl,
+    )
 
 
 def _nearest(name: str) -> str | None:

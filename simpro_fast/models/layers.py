@@ -1,16 +1,38 @@
-"""Pieces that the networks share: activations and their initialisation."""
+"""Pieces that the networks share: normalisation with activation, initialisation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
-from torch import nn
+from simpro_kernels import BatchNormAct
+from torch import Tensor, nn
+from torch.nn import functional
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "leaky_relu": lambda: nn.LeakyReLU(0.1),
-    "relu": nn.ReLU,
-    "silu": nn.SiLU,
-}
+Activation = Literal["leaky_relu", "relu", "silu", "none"]
+NEGATIVE_SLOPES = {"leaky_relu": 0.1, "relu": 0.0, "silu": 1.0, "none": 1.0}
+
+
+class NormAct(BatchNormAct):
+    """Batch norm, then `+ residual` where given, then the activation; parameters of BatchNorm2d.
+
+    One fused operation; SiLU, which has no kernel, follows it as one of its own.
+    """
+
+    def __init__(
+        self, channels: int, activation: Activation, *, momentum: float, impl: str
+    ) -> None:
+        slope = NEGATIVE_SLOPES[activation]
+        super().__init__(channels, momentum=momentum, negative_slope=slope, impl=impl)
+        self.activation = activation
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        out = super().forward(x, residual)
+        return functional.silu(out) if self.activation == "silu" else out
+
+
+MakeNorm = Callable[..., NormAct]
+"""`norm(channels)`, with the network's activation; `norm(channels, activation="none")` without."""
 
 
 def initialise(model: nn.Module) -> None:

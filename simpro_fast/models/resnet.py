@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
+
+from simpro_fast.models.layers import MakeNorm
 
 BN_MOMENTUM = 0.1
 EXPANSION = 4
@@ -18,37 +18,31 @@ class Bottleneck(nn.Module):
     convolution with BN.
     """
 
-    def __init__(
-        self, channels_in: int, width: int, stride: int, activation: Callable[[], nn.Module]
-    ) -> None:
+    def __init__(self, channels_in: int, width: int, stride: int, norm: MakeNorm) -> None:
         super().__init__()
         channels_out = EXPANSION * width
         self.conv1 = nn.Conv2d(channels_in, width, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width, momentum=BN_MOMENTUM)
+        self.bn1 = norm(width)
         self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width, momentum=BN_MOMENTUM)
+        self.bn2 = norm(width)
         self.conv3 = nn.Conv2d(width, channels_out, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(channels_out, momentum=BN_MOMENTUM)
+        self.bn3 = norm(channels_out)
         self.downsample: nn.Module = nn.Identity()
         if stride != 1 or channels_in != channels_out:
             self.downsample = nn.Sequential(
                 nn.Conv2d(channels_in, channels_out, 1, stride, bias=False),
-                nn.BatchNorm2d(channels_out, momentum=BN_MOMENTUM),
+                norm(channels_out, activation="none"),
             )
-        self.activation = activation()
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.activation(self.bn1(self.conv1(x)))
-        out = self.activation(self.bn2(self.conv2(out)))
-        return self.activation(self.bn3(self.conv3(out)) + self.downsample(x))
+        out = self.bn2(self.conv2(self.bn1(self.conv1(x))))
+        return self.bn3(self.conv3(out), self.downsample(x))
 
 
-def _stage(
-    blocks: int, channels_in: int, width: int, stride: int, activation: Callable[[], nn.Module]
-) -> nn.Sequential:
+def _stage(blocks: int, channels_in: int, width: int, stride: int, norm: MakeNorm) -> nn.Sequential:
     """Bottlenecks of one width; the first one has the stride."""
-    first = Bottleneck(channels_in, width, stride, activation)
-    others = [Bottleneck(EXPANSION * width, width, 1, activation) for _ in range(blocks - 1)]
+    first = Bottleneck(channels_in, width, stride, norm)
+    others = [Bottleneck(EXPANSION * width, width, 1, norm) for _ in range(blocks - 1)]
     return nn.Sequential(first, *others)
 
 
@@ -57,7 +51,7 @@ class ResNet50(nn.Module):
 
     Args:
         num_classes: K.
-        activation: makes the activation module; the published nets use ReLU.
+        norm: makes a batch norm with the activation; the published nets use ReLU.
         small_stem: True: one 3x3 convolution of stride 1 and no max-pool, as in the nets that the
             long-tailed papers train on 32 and 64 px images (without the two heads that theirs
             carry and never train). False: 7x7 of stride 2 and a 3x3 max-pool of stride 2, as for
@@ -66,13 +60,7 @@ class ResNet50(nn.Module):
     `forward` takes float [N, 3, H, W] and returns logits [N, K].
     """
 
-    def __init__(
-        self,
-        num_classes: int,
-        activation: Callable[[], nn.Module],
-        *,
-        small_stem: bool,
-    ) -> None:
+    def __init__(self, num_classes: int, norm: MakeNorm, *, small_stem: bool) -> None:
         super().__init__()
         if small_stem:
             self.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
@@ -80,12 +68,11 @@ class ResNet50(nn.Module):
         else:
             self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
             self.maxpool = nn.MaxPool2d(3, 2, 1)
-        self.bn1 = nn.BatchNorm2d(64, momentum=BN_MOMENTUM)
-        self.activation = activation()
-        self.layer1 = _stage(3, 64, 64, 1, activation)
-        self.layer2 = _stage(4, 256, 128, 2, activation)
-        self.layer3 = _stage(6, 512, 256, 2, activation)
-        self.layer4 = _stage(3, 1024, 512, 2, activation)
+        self.bn1 = norm(64)
+        self.layer1 = _stage(3, 64, 64, 1, norm)
+        self.layer2 = _stage(4, 256, 128, 2, norm)
+        self.layer3 = _stage(6, 512, 256, 2, norm)
+        self.layer4 = _stage(3, 1024, 512, 2, norm)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(2048, num_classes)
         for module in self.modules():
@@ -97,6 +84,6 @@ class ResNet50(nn.Module):
         nn.init.zeros_(self.fc.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.activation(self.bn1(self.conv1(x))))
+        x = self.maxpool(self.bn1(self.conv1(x)))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(torch.flatten(self.avgpool(x), 1))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor, nn
 
-from simpro_fast.models.layers import initialise
+from simpro_fast.models.layers import MakeNorm, initialise
 
 BN_MOMENTUM = 0.1
 
@@ -18,19 +16,16 @@ class SmallCNN(nn.Module):
     `forward` takes float [N, 3, H, W] with H, W >= 8 and returns logits [N, K].
     """
 
-    def __init__(self, num_classes: int, activation: Callable[[], nn.Module]) -> None:
+    def __init__(self, num_classes: int, norm: MakeNorm) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
+        self.features = nn.Sequential()
         channels_in = 3
-        for channels in (32, 64, 128):
-            for stride in (2, 1):
-                layers += [
-                    nn.Conv2d(channels_in, channels, 3, stride, 1, bias=False),
-                    nn.BatchNorm2d(channels, momentum=BN_MOMENTUM),
-                    activation(),
-                ]
-                channels_in = channels
-        self.features = nn.Sequential(*layers)
+        for index, channels in enumerate((32, 32, 64, 64, 128, 128)):
+            conv = nn.Conv2d(channels_in, channels, 3, 2 - index % 2, 1, bias=False)
+            # Names in the state dict count the activations, which were layers of their own.
+            self.features.add_module(str(3 * index), conv)
+            self.features.add_module(str(3 * index + 1), norm(channels))
+            channels_in = channels
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.head = nn.Linear(channels_in, num_classes)
         initialise(self)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor, nn
 
-from simpro_fast.models.layers import initialise
+from simpro_fast.models.layers import MakeNorm, initialise
 
 BN_MOMENTUM = 0.001
 
@@ -17,7 +15,7 @@ class Block(nn.Module):
     Args:
         channels_in, channels_out: where they differ the shortcut is a 1x1 convolution.
         stride: of the first convolution and of the shortcut.
-        activation: makes the activation module.
+        norm: makes a batch norm with the activation.
         pre_activation: what the first BN and activation serve. "branch": the residual branch only.
             "both": the shortcut takes their output too. "none": the block has no such layers and
             both paths take the raw input.
@@ -28,27 +26,26 @@ class Block(nn.Module):
         channels_in: int,
         channels_out: int,
         stride: int,
-        activation: Callable[[], nn.Module],
+        norm: MakeNorm,
         pre_activation: str,
     ) -> None:
         super().__init__()
         self.pre_activation = pre_activation
         if pre_activation != "none":
-            self.bn1 = nn.BatchNorm2d(channels_in, momentum=BN_MOMENTUM)
+            self.bn1 = norm(channels_in)
         self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(channels_out, momentum=BN_MOMENTUM)
+        self.bn2 = norm(channels_out)
         self.conv2 = nn.Conv2d(channels_out, channels_out, 3, 1, 1, bias=False)
         self.shortcut: nn.Module = nn.Identity()
         if channels_in != channels_out:
             self.shortcut = nn.Conv2d(channels_in, channels_out, 1, stride, bias=False)
-        self.activation = activation()
 
     def forward(self, x: Tensor) -> Tensor:
         branch = x
         if self.pre_activation != "none":
-            branch = self.activation(self.bn1(x))
+            branch = self.bn1(x)
         residual = branch if self.pre_activation == "both" else x
-        out = self.conv2(self.activation(self.bn2(self.conv1(branch))))
+        out = self.conv2(self.bn2(self.conv1(branch)))
         return self.shortcut(residual) + out
 
 
@@ -59,7 +56,7 @@ class WideResNet(nn.Module):
         depth: 6 n + 4.
         width: stages have 16, 32, 64 times `width` channels and strides 1, 2, 2.
         num_classes: K.
-        activation: makes the activation module.
+        norm: makes a batch norm with the activation.
         skip_quirk: the published nets compute the first BN and activation of stages 2 and 3
             (where the width changes) and then discard the result: conv1 and the 1x1 shortcut take
             the raw input, and that BN never gets a gradient. True keeps this function and leaves
@@ -74,7 +71,7 @@ class WideResNet(nn.Module):
         depth: int,
         width: int,
         num_classes: int,
-        activation: Callable[[], nn.Module],
+        norm: MakeNorm,
         skip_quirk: bool = True,
     ) -> None:
         super().__init__()
@@ -91,16 +88,15 @@ class WideResNet(nn.Module):
                     # Stage 1 activates once for both paths; stages 2 and 3 show the quirk.
                     use = "both" if stage == 0 else ("none" if skip_quirk else "branch")
                 stride = 2 if index == 0 and stage > 0 else 1
-                blocks.append(Block(channels_in, channels_out, stride, activation, use))
+                blocks.append(Block(channels_in, channels_out, stride, norm, use))
                 channels_in = channels_out
             stages.append(nn.Sequential(*blocks))
         self.stages = nn.Sequential(*stages)
-        self.bn = nn.BatchNorm2d(widths[3], momentum=BN_MOMENTUM)
-        self.activation = activation()
+        self.bn = norm(widths[3])
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.head = nn.Linear(widths[3], num_classes)
         initialise(self)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stages(self.stem(x))
-        return self.head(self.pool(self.activation(self.bn(x))).flatten(1))
+        return self.head(self.pool(self.bn(x)).flatten(1))

@@ -31,7 +31,8 @@ def _group_norm(module: nn.Module) -> nn.Module:
     """The network with a norm that looks at one image at a time."""
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm2d):
-            setattr(module, name, nn.GroupNorm(4, child.num_features))
+            norm = nn.GroupNorm(4, child.num_features)
+            setattr(module, name, nn.Sequential(norm, nn.LeakyReLU(0.1)))
         else:
             _group_norm(child)
     return module

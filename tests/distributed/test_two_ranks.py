@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -121,9 +122,13 @@ def test_counts_of_the_unfinished_period_are_not_lost(tiny: MakeConfig) -> None:
         assert_close(counts, wanted, 0.05)
 
 
-def _fit(rank: int, world_size: int, tree: dict[str, Any]) -> dict[str, Any]:
+def _fit(
+    rank: int, world_size: int, tree: dict[str, Any], bad_rank: int | None = None
+) -> dict[str, Any]:
     config = parse_config(tree)
     trainer = Trainer(config, start(config, rank, world_size))
+    if rank == bad_rank:
+        trainer.method.alpha = math.nan
     try:
         summary = trainer.fit()
         evaluation = trainer.last_evaluation
@@ -136,11 +141,18 @@ def _fit(rank: int, world_size: int, tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_bad_loss_on_one_rank_stops_both(tiny: MakeConfig) -> None:
-    tree = dump(tiny({"optim.lr": 1e6, "optim.grad_clip": None}))
-    first, second = run_ranks(_fit, tree)
+    first, second = run_ranks(_fit, dump(tiny()), 1)
     for result in (first, second):
         assert "NonFiniteLossError" in result["error"]
     assert first["error"].split(";")[0] == second["error"].split(";")[0]
+
+
+def test_a_run_that_explodes_is_stopped_on_both(tiny: MakeConfig) -> None:
+    """By its loss, or by running statistics beyond float32, before anything is saved."""
+    tree = dump(tiny({"optim.lr": 1e6, "optim.grad_clip": None}))
+    first, second = run_ranks(_fit, tree)
+    assert "is not finite" in first["error"]
+    assert first["error"] == second["error"]
 
 
 def test_evaluation_counts_every_image_once(tiny: MakeConfig) -> None:

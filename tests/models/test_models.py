@@ -1,14 +1,16 @@
+import copy
 import math
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
 from simpro_fast.config.schema import ModelConfig
 from simpro_fast.errors import ConfigError
 from simpro_fast.models import build_model, list_models
+from simpro_fast.models.layers import NormAct
 
 
 def build(name: str, *, num_classes: int = 10, size: int = 32, seed: int = 1, **keys) -> nn.Module:
@@ -49,23 +51,19 @@ def test_every_parameter_gets_a_gradient(skip_quirk):
 def test_quirk_feeds_the_raw_input_to_both_paths_of_a_widening_block():
     block = build("wrn_10_2").stages[1][0].eval()
     x = torch.randn(3, 32, 8, 8)
-    expected = block.shortcut(x) + block.conv2(block.activation(block.bn2(block.conv1(x))))
+    expected = block.shortcut(x) + block.conv2(block.bn2(block.conv1(x)))
     assert torch.equal(block(x), expected)
     without = build("wrn_10_2", skip_quirk=False).stages[1][0].eval()
-    active = without.activation(without.bn1(x))
-    expected = without.shortcut(x) + without.conv2(
-        without.activation(without.bn2(without.conv1(active)))
-    )
+    active = without.bn1(x)
+    expected = without.shortcut(x) + without.conv2(without.bn2(without.conv1(active)))
     assert torch.equal(without(x), expected)
 
 
 def test_first_block_activates_once_for_both_paths():
     block = build("wrn_10_2").stages[0][0].eval()
     x = torch.randn(3, 16, 8, 8)
-    active = block.activation(block.bn1(x))
-    expected = block.shortcut(active) + block.conv2(
-        block.activation(block.bn2(block.conv1(active)))
-    )
+    active = block.bn1(x)
+    expected = block.shortcut(active) + block.conv2(block.bn2(block.conv1(active)))
     assert torch.equal(block(x), expected)
 
 
@@ -96,13 +94,59 @@ def test_initial_weights_have_the_stated_spread():
     assert not model.head.bias.any()
 
 
+ACTIVATIONS = {
+    "leaky_relu": nn.LeakyReLU(0.1),
+    "relu": nn.ReLU(),
+    "silu": nn.SiLU(),
+    "none": nn.Identity(),
+}
+
+
+class Unfused(nn.Module):
+    """The layers that a fused one stands for."""
+
+    def __init__(self, fused: NormAct) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(fused.num_features, momentum=fused.momentum)
+        self.norm.load_state_dict(fused.state_dict())
+        self.activation = ACTIVATIONS[fused.activation]
+        self.to(fused.weight.dtype)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        out = self.norm(x)
+        return self.activation(out if residual is None else out + residual)
+
+
+def unfused(model: nn.Module) -> nn.Module:
+    for name, child in model.named_children():
+        setattr(model, name, Unfused(child) if isinstance(child, NormAct) else unfused(child))
+    return model
+
+
 @pytest.mark.parametrize("activation", ["leaky_relu", "relu", "silu"])
 def test_activation_is_used_everywhere(activation):
-    kinds = {"leaky_relu": nn.LeakyReLU, "relu": nn.ReLU, "silu": nn.SiLU}
     for name in ("wrn_10_1", "small_cnn"):
-        modules = list(build(name, activation=activation).modules())
-        found = [m for m in modules if isinstance(m, tuple(kinds.values()))]
-        assert found and all(isinstance(m, kinds[activation]) for m in found)
+        found = [m.activation for m in batch_norms(build(name, activation=activation))]
+        assert found == [activation] * len(found) and found
+
+
+@pytest.mark.parametrize(
+    ("name", "activation"), [("wrn_10_2", None), ("small_cnn", "silu"), ("resnet50_3x3", None)]
+)
+def test_fused_layers_are_batch_norm_sum_and_activation(name, activation):
+    """Logits, every gradient and every running statistic, in float64 and channels_last."""
+    fused = build(name, activation=activation).double()
+    plain = unfused(copy.deepcopy(fused))
+    names = [key.replace(".norm.", ".") for key in plain.state_dict()]
+    assert names == list(fused.state_dict())
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = []
+    for model in (fused, plain):
+        logits = model(x.contiguous(memory_format=torch.channels_last))
+        logits.square().sum().backward()
+        found.append([logits, *(p.grad for p in model.parameters()), *model.buffers()])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -167,14 +211,23 @@ def test_resnet50_layers(name, size, side, stem, gflop):
 
 
 def test_activation_is_the_networks_own_unless_set():
-    for name, kind in (
-        ("wrn_10_1", nn.LeakyReLU),
-        ("resnet50", nn.ReLU),
-        ("small_cnn", nn.LeakyReLU),
+    for name, activation in (
+        ("wrn_10_1", "leaky_relu"),
+        ("resnet50", "relu"),
+        ("small_cnn", "leaky_relu"),
     ):
-        activations = (nn.ReLU, nn.LeakyReLU, nn.SiLU)
-        found = {type(m) for m in build(name).modules() if isinstance(m, activations)}
-        assert found == {kind}
+        # Without one: the batch norms of ResNet-50's shortcuts.
+        assert {m.activation for m in batch_norms(build(name))} - {"none"} == {activation}
+
+
+def test_names_in_the_state_dict_are_those_of_separate_layers():
+    """Checkpoints and exported models of networks with activations as layers load."""
+    names = list(build("small_cnn").state_dict())
+    convs = [f"features.{3 * i}.weight" for i in range(6)]
+    assert [name for name in names if name in convs] == convs
+    assert [n for n in names if n.startswith("features.1.")] == [
+        f"features.1.{n}" for n in nn.BatchNorm2d(1).state_dict()
+    ]
 
 
 @pytest.mark.parametrize("name", list_models())

@@ -1,0 +1,1 @@
+"""Batch norm, activation and residual addition in one operation."""

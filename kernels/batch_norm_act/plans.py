@@ -1,0 +1,98 @@
+"""What compiles a kernel of this operation, and the launch plans worth trying for it."""
+
+import functools
+from typing import NamedTuple
+
+import torch
+import triton
+from simpro_kernels.batch_norm_act import triton_kernels
+from simpro_kernels.launch import REGISTERS, Launcher, Plan, choose_plan
+
+OP = "batch_norm_act"
+KERNELS = ("statistics", "merge", "apply", "sums", "gradient")
+_MAX_BLOCK = 256
+_MIN_BLOCK = 32
+
+
+class Problem(NamedTuple):
+    """All that compiles another kernel."""
+
+    kernel: str
+    """One of ``KERNELS``."""
+    channels: int
+    dtype: torch.dtype
+    align: int
+    """Elements that divide the start of rows."""
+    flag: bool
+    """Running statistics (statistics, merge), a residual (the others)."""
+
+    @property
+    def block(self) -> int:
+        """Channels of a program: a power of two that divides them where one of 32 or more does."""
+        divides = self.channels & -self.channels
+        if divides < min(_MIN_BLOCK, self.channels):
+            divides = triton.next_power_of_2(self.channels)
+        return min(divides, _MAX_BLOCK)
+
+    @property
+    def blocks(self) -> int:
+        return triton.cdiv(self.channels, self.block)
+
+    @property
+    def key(self) -> str:
+        size = f"{self.kernel}-{self.block}x{self.blocks}-{8 * self.dtype.itemsize}bit"
+        return f"{size}-align{self.align}-{'residual-' * (self.flag and self._is_tiled)}"[:-1]
+
+    @property
+    def _is_tiled(self) -> bool:
+        return self.kernel in ("apply", "sums", "gradient")
+
+
+def candidates(problem: Problem) -> list[Plan]:
+    """Launch plans worth trying, the default first.
+
+    16 elements a lane and 16 warps on a multiprocessor keep its 32 KB in flight in bfloat16.
+    """
+    if problem.kernel == "merge":
+        return [Plan(warps=4)]
+    sums = problem.kernel in ("statistics", "sums")
+    unroll = 4 if problem.kernel == "statistics" else 2
+    plans = []
+    for warps, elements, resident, steps in (
+        (4, 16, 4, unroll),
+        (4, 16, 6, unroll),
+        (8, 16, 2, unroll),
+        (4, 8, 6, unroll),
+        (4, 16, 4, 1),
+    ):
+        lanes = 32 * warps
+        rows = max(1, lanes * elements // problem.block)
+        constants = {"ROWS": rows}
+        registers = None
+        if sums:
+            # Left alone, ptxas spills a value to reach the next occupancy step.
+            registers = REGISTERS // (lanes * resident) // 8 * 8
+            # Rows that 8 elements a lane cover: their sums stay apart until the end.
+            part = min(rows, max(1, lanes * 8 // problem.block))
+            constants |= {"PART": part, "UNROLL": steps}
+        else:
+            constants["PER"] = 2 * steps
+        plans.append(Plan(warps, registers, resident, constants))
+    return plans
+
+
+def launcher(problem: Problem, device: torch.device, plan: Plan | None = None) -> Launcher:
+    """The kernel of a problem under a plan (without one: the tuned or the default)."""
+    if plan is None:
+        plan = choose_plan(OP, problem, device, candidates)
+    constants: dict[str, int] = {
+        "C": problem.channels,
+        "BLOCK": problem.block,
+        "RESIDUAL" if problem._is_tiled else "RUNNING": problem.flag,
+    }
+    if problem.kernel != "merge":
+        constants["ALIGN"] = problem.align
+    return Launcher(getattr(triton_kernels, f"{problem.kernel}_kernel"), constants, plan, device)
+
+
+kept_launcher = functools.cache(launcher)
