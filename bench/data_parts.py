@@ -19,13 +19,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from bench_data import ARRAYS
 from common import RESULTS, machine, write_table
+from simpro_kernels.augment.operations import POLICY
+from simpro_kernels.augment.reference import apply_strong_policy, crop_flip
 
 from simpro_fast.config import Config, load_config
-from simpro_fast.data.augment.rand_augment import apply_strong_policy
-from simpro_fast.data.augment.views import crop_flip, join_plans, view_plan
+from simpro_fast.data.augment.views import view_plan
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.pipeline.array_loader import ArrayLoader
@@ -78,20 +80,22 @@ def parts(recipe: str, repetitions: int) -> dict[str, float]:
     draws: StepDraws = made._draws(0)
     assert resident is not None
 
-    def tables() -> Any:
-        labeled = view_plan(draws.labeled_views, layout.labeled, augment)
-        unlabeled = view_plan(draws.unlabeled_views, layout.unlabeled, augment)
-        return join_plans([labeled, unlabeled], [0, layout.labeled])
+    rows = np.arange(layout.labeled + layout.unlabeled)
 
-    table = tables()
-    images = resident.gather(draws.labeled_positions, draws.unlabeled_positions)
-    weak = crop_flip(images, table, max_shift=augment.max_shift)
+    def plans() -> Any:
+        labeled = view_plan(draws.labeled_views, rows[: layout.labeled], augment)
+        unlabeled = view_plan(draws.unlabeled_views, rows[layout.labeled :], augment)
+        return np.concatenate([labeled, unlabeled])
+
+    plan = plans()
+    images, _ = resident.gather(draws.labeled_positions, draws.unlabeled_positions)
+    weak = crop_flip(images, plan, max_shift=augment.max_shift)
     functions: dict[str, Callable[[], Any]] = {
         "draws": lambda: made._draws(0),
-        "tables": tables,
+        "tables": plans,
         "gather": lambda: resident.gather(draws.labeled_positions, draws.unlabeled_positions),
-        "weak": lambda: crop_flip(images, table, max_shift=augment.max_shift),
-        "policy": lambda: apply_strong_policy(weak, table.strong),
+        "weak": lambda: crop_flip(images, plan, max_shift=augment.max_shift),
+        "policy": lambda: apply_strong_policy(weak, plan[:, POLICY]),
     }
     times = {name: thread_ms(function, repetitions) for name, function in functions.items()}
     made.close()

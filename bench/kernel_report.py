@@ -37,6 +37,7 @@ DTYPES = ("bf16", "fp32")
 PSEUDO, ADJUSTED = "pseudo_label_cross_entropy", "adjusted_cross_entropy"
 NORM = "batch_norm_act"
 CHANNELS = (16, 128, 1024)
+AUGMENT, SIDES = "augment", (16, 28, 32, 64)
 BOTH = "PRIORS GRAD"
 
 
@@ -46,6 +47,7 @@ class Specialisation:
 
     op: str
     num_classes: int
+    """K; of augment the side of the pictures."""
     dtype: str
     options: str = ""
     """Space-separated flags that are on."""
@@ -94,6 +96,8 @@ def specialisations() -> Iterator[Specialisation]:
         yield Specialisation(op, 1000, "fp16", BOTH, 8)
         for dtype in DTYPES:  # a slice of columns leaves no alignment
             yield Specialisation(op, 1000, dtype, BOTH, 1)
+    for side, dtype in itertools.product(SIDES, DTYPES):
+        yield Specialisation(AUGMENT, side, dtype)
     for dtype in (*DTYPES, "fp16"):
         yield Specialisation("gradient", 0, dtype, "IN_PLACE")
     yield Specialisation("gradient", 1000, "bf16", "IN_PLACE")
@@ -124,7 +128,8 @@ def candidates() -> Iterator[Specialisation]:
         for num_classes, dtype in itertools.product(CLASSES, DTYPES)
         for op, options in itertools.product((PSEUDO, ADJUSTED), (BOTH, "PRIORS"))
     ]
-    for spec in (*specs, *norms(CHANNELS, DTYPES)):
+    augments = [Specialisation(AUGMENT, side, "bf16") for side in SIDES]
+    for spec in (*specs, *norms(CHANNELS, DTYPES), *augments):
         for index in range(len(_plans(spec.op).candidates(_problem(spec)))):
             yield Specialisation(**{**asdict(spec), "candidate": index})
 
@@ -151,6 +156,8 @@ def _problem(spec: Specialisation) -> Any:
 
     plans = _plans(spec.op)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[spec.dtype]
+    if spec.op == AUGMENT:
+        return plans.Problem(spec.num_classes, spec.num_classes, dtype)
     chosen = spec.options.split()
     if spec.op == NORM:
         kernel = chosen[0].lower()
@@ -238,6 +245,7 @@ def _pointer(name: str, dtype: str) -> str:
     if name in _OF_DTYPE:
         return f"*{dtype}"
     integers = {"mask_ptr": "*i1", "targets_ptr": "*i64", "counter_ptr": "*i32"}
+    integers |= {"images_ptr": "*u8", "plan_ptr": "*i32", "constants_ptr": "*i32"}
     return integers.get(name, "*fp32")
 
 

@@ -1,4 +1,4 @@
-"""Fused losses of pseudo-label training and fused batch norm, in PyTorch and Triton.
+"""Fused losses, batch norm and augmentation of pseudo-label training, in PyTorch and Triton.
 
 Needs torch; Triton is needed for ``impl="triton"`` only. Every operation is one folder with the
 same files: ``op.py`` (public function, argument checks), ``reference.py`` (the eager twin),
@@ -8,6 +8,7 @@ counting).
 """
 
 from simpro_kernels.adjusted_cross_entropy.op import AdjustedCrossEntropy, adjusted_cross_entropy
+from simpro_kernels.augment.op import augment_views
 from simpro_kernels.batch_norm_act.op import BatchNormAct, batch_norm_act
 from simpro_kernels.pseudo_label_cross_entropy.op import (
     PseudoLabelCrossEntropy,
@@ -21,6 +22,7 @@ __all__ = [
     "PseudoLabelCrossEntropy",
     "PseudoLabelLoss",
     "adjusted_cross_entropy",
+    "augment_views",
     "batch_norm_act",
     "pseudo_label_cross_entropy",
 ]

@@ -100,12 +100,18 @@ class Launcher:
     """
 
     def __init__(
-        self, kernel: Any, constants: Mapping[str, Any], plan: Plan, device: torch.device
+        self,
+        kernel: Any,
+        constants: Mapping[str, Any],
+        plan: Plan,
+        device: torch.device,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
+        """``options`` are of the compiler, beside those of the plan."""
         self.plan = plan
         self.kernel = kernel
         self.constants = {**constants, **plan.constants}
-        self.options = {"num_warps": plan.warps}
+        self.options: dict[str, Any] = {**(options or {}), "num_warps": plan.warps}
         if plan.registers is not None:
             self.options["maxnreg"] = plan.registers
         self.device = device

@@ -44,7 +44,8 @@ class Batch:
 
     step: int
     views: Tensor
-    """float32 [L*b + (1+V)*m, 3, H, W], normalised, channels_last."""
+    """[L*b + (1+V)*m, 3, H, W], normalised, channels_last; float32, or bfloat16 for autocast where
+    the loader can make them so."""
     targets: Tensor
     """int64 [b], labels of the labeled images."""
     truth: Tensor

@@ -52,8 +52,11 @@ def build_loader(
     device: torch.device,
     start_step: int,
     num_threads: int,
+    dtype: torch.dtype = torch.float32,
 ) -> Loader:
     """The DALI loader of one rank, from arrays or from image files.
+
+    Views are of `dtype` where one launch makes them (small pictures on a GPU), else float32.
 
     Raises `ConfigError` when the batch cannot be shared equally, when there are more ranks than
     labeled or unlabeled images, or for several steps per fetch from files; `UserError` when DALI
@@ -85,4 +88,4 @@ def build_loader(
                 "takes the time, and it is by the file; set it to 1, or pack the images"
             )
         return FileLoader(data, dataset, split, **arguments)
-    return ArrayLoader(data, dataset, split, **arguments)
+    return ArrayLoader(data, dataset, split, **arguments, dtype=dtype)

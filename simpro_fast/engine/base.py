@@ -75,9 +75,15 @@ class PrecisionForward(nn.Module):
         if self._graphs:
             torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._bf16):
-            logits: Tensor = self.net(views.to(self._dtype))
+            # Views that are bfloat16 already are what autocast would make of them.
+            logits: Tensor = self.net(views if self._bf16 else views.to(self._dtype))
         # The next pass writes where a CUDA graph's outputs lie.
         return logits.clone() if self._graphs else logits
+
+
+def views_dtype(config: Config) -> torch.dtype:
+    """In which a loader may hand over the views: what the first layer takes them in."""
+    return torch.bfloat16 if config.train.precision == "bf16" else torch.float32
 
 
 def weight_dtype(config: Config) -> torch.dtype:

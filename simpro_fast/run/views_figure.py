@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from simpro_kernels.augment.operations import Operation
 
-from simpro_fast.data.augment.rand_augment import Operation
 from simpro_fast.data.batch import Batch, BatchLayout
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.report.figures import ViewsFigure

@@ -11,7 +11,7 @@ from simpro_fast.data.batch import Loader
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.engine.base import weight_dtype
+from simpro_fast.engine.base import views_dtype, weight_dtype
 from simpro_fast.engine.compile import compile_method, require_compiler
 from simpro_fast.methods import build_method, resolve_alpha
 from simpro_fast.methods.base import PseudoLabelMethod
@@ -86,4 +86,5 @@ def build_loader_for(
         device=ranks.device,
         start_step=start_step,
         num_threads=threads or max(1, cpu_cores() // ranks.local_world_size),
+        dtype=views_dtype(config),
     )

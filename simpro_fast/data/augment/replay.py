@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from simpro_kernels.augment.reference import make_views
 
-from simpro_fast.data.augment.views import make_views, view_plan
+from simpro_fast.data.augment.views import view_plan
 from simpro_fast.data.batch import AugmentConfig
 from simpro_fast.data.sampling.draws import AugmentParams
 
@@ -39,6 +40,6 @@ def replay_views(
 
 
 def _replay(images: np.ndarray, draws: AugmentParams, augment: AugmentConfig) -> np.ndarray:
-    table = view_plan(draws, len(images), augment)
-    made = make_views(torch.from_numpy(images), table, max_shift=augment.max_shift).numpy()
+    plan = view_plan(draws, np.arange(len(images)), augment)
+    made = make_views(torch.from_numpy(images), plan, max_shift=augment.max_shift).numpy()
     return made.reshape(-1, *images.shape)

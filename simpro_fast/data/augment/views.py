@@ -1,126 +1,161 @@
-"""All views of a step as one batch, on the images' device: weak crop and flip, strong policy.
+"""The plan of a step's views on the host, and the two makers of views that follow it.
 
-The images of a step come once, [n, H, W, 3]; a table on the host says which views to make of them.
-Padding is a matter of indices, so nobody keeps padded images.
+Small pictures on a GPU come from one launch that also normalises them; all others are made by the
+eager twin of that kernel as uint8, and the pipeline normalises them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
+from simpro_kernels.augment.op import augment_views
+from simpro_kernels.augment.operations import (
+    FLIP,
+    IMAGE,
+    OPERATIONS_PER_VIEW,
+    PLAN_COLUMNS,
+    POLICY,
+    POLICY_COLUMNS,
+    SHIFT,
+)
+from simpro_kernels.augment.reference import make_views
 from torch import Tensor
 
-from simpro_fast.data.augment.rand_augment import (
-    apply_strong_policy,
-    strong_table,
-    to_device,
-    weak_table,
-)
 from simpro_fast.data.batch import AugmentConfig
 from simpro_fast.data.sampling.draws import AugmentParams
 
 
-@dataclass(frozen=True)
-class ViewPlan:
-    """What to make of a batch of images; row r of every field belongs to view r."""
+def view_plan(params: AugmentParams, images: np.ndarray, augment: AugmentConfig) -> np.ndarray:
+    """The plan of v views, int32 [v, 14] (columns: `simpro_kernels.augment.operations`).
 
-    image: np.ndarray
-    """int64 [v]: which image of the batch."""
-    flip: np.ndarray
-    """bool [v]: mirror horizontally, before the crop."""
-    shift: np.ndarray
-    """int64 [v, 2]: offset (y, x) of the crop in the reflect-padded image."""
-    strong: np.ndarray
-    """int32 [v, 10], see `policy.strong_table`."""
+    View-major; view 0 is the weak one.
 
-    def __len__(self) -> int:
-        return len(self.image)
-
-    def __getitem__(self, part: slice) -> ViewPlan:
-        return ViewPlan(self.image[part], self.flip[part], self.shift[part], self.strong[part])
+    Args:
+        images: int [n], the row of each image among those at hand; v is a multiple of n.
+    """
+    side, count = augment.image_size, len(images)
+    plan = np.empty((len(params), PLAN_COLUMNS), np.int32)
+    plan[:, IMAGE] = np.tile(images, len(params) // count)
+    plan[:, FLIP] = params.flip
+    plan[:, SHIFT] = params.shift
+    plan[:, POLICY] = strong_table(params, cutout=augment.cutout, width=side, height=side)
+    plan[:count, POLICY] = weak_table(count)
+    return plan
 
 
-def view_plan(draws: AugmentParams, images: int, augment: AugmentConfig) -> ViewPlan:
-    """The table of `images` images from their draws, view-major; view 0 is the weak one."""
-    side = augment.image_size
-    strong = strong_table(draws, cutout=augment.cutout, width=side, height=side)
-    strong[:images] = weak_table(images)
-    image = np.tile(np.arange(images), len(draws) // images)
-    return ViewPlan(image, draws.flip, draws.shift, strong)
+def strong_table(params: AugmentParams, *, cutout: int, width: int, height: int) -> np.ndarray:
+    """The policy's columns of a view plan, int32 [n, 10].
+
+    Operation, level, negative of the first and of the second operation (IDENTITY where the coin
+    said no), then the cutout box x0, y0, x1, y1, both ends included.
+    """
+    table = np.empty((len(params), POLICY_COLUMNS), np.int32)
+    # By columns: numpy is slow on rows of a few numbers.
+    for i in range(OPERATIONS_PER_VIEW):
+        table[:, 3 * i] = params.operation[:, i] * params.apply[:, i]  # IDENTITY is 0
+        table[:, 3 * i + 1] = params.level[:, i]
+        table[:, 3 * i + 2] = params.negative[:, i]
+    table[:, 6:] = cutout_boxes(params.cutout_centre, cutout, width, height)
+    return table
 
 
-def join_plans(tables: Sequence[ViewPlan], starts: Sequence[int]) -> ViewPlan:
-    """The tables one after another; image 0 of each is image `start` of the common batch."""
-    return ViewPlan(
-        np.concatenate([t.image + start for t, start in zip(tables, starts, strict=True)]),
-        np.concatenate([t.flip for t in tables]),
-        np.concatenate([t.shift for t in tables]),
-        np.concatenate([t.strong for t in tables]),
-    )
+def weak_table(n: int) -> np.ndarray:
+    """The same of views that the policy leaves alone."""
+    table = np.zeros((n, POLICY_COLUMNS), np.int32)
+    table[:, -2:] = -1
+    return table
 
 
-def make_views(images: Tensor, table: ViewPlan, *, max_shift: int) -> Tensor:
-    """uint8 [n, H, W, 3] to uint8 [v, H, W, 3], contiguous, on the same device."""
-    views = crop_flip(images, table, max_shift=max_shift)
-    apply_strong_policy(views, table.strong)
-    return views
+def cutout_boxes(centre: np.ndarray, side: int, width: int, height: int) -> np.ndarray:
+    """Inclusive boxes int32 [n, 4] = (x0, y0, x1, y1) of the published code's cutout.
+
+    The far edge is counted from the already clipped near one and is part of the box, so a box
+    is up to side + 1 pixels wide, and side / 2 + 1 at least. Side 0 gives empty boxes.
+
+    Args:
+        centre: float64 [n, 2], (y, x) in pixels.
+    """
+    if side == 0:
+        return np.tile(np.array([0, 0, -1, -1], np.int32), (len(centre), 1))
+    boxes = np.empty((len(centre), 4), np.int32)
+    for axis, end in enumerate((width, height)):
+        boxes[:, axis] = np.maximum(centre[:, 1 - axis] - side / 2, 0.0)
+        boxes[:, 2 + axis] = np.minimum(boxes[:, axis] + side, end - 1)
+    return boxes
 
 
-class ViewMaker:
-    """`make_views` with the work shared among threads, on the CPU.
+class FusedViews:
+    """Normalised views from one launch; see `augment_views`.
+
+    DALI knows no bfloat16 and hands the bits on as int16.
+    """
+
+    normalised = True
+    parts = 1
+
+    def __init__(self, augment: AugmentConfig, dtype: torch.dtype) -> None:
+        self._augment, self._dtype = augment, dtype
+
+    def __call__(self, images: Tensor, plan: np.ndarray) -> list[Tensor]:
+        """uint8 [n, H, W, 3] and int32 [v, 14] to the one part [v, H, W, 3]."""
+        augment = self._augment
+        views = augment_views(
+            images,
+            torch.from_numpy(plan),
+            max_shift=augment.max_shift,
+            mean=augment.mean,
+            std=augment.std,
+            dtype=self._dtype,
+        )
+        return [views.view(torch.int16) if self._dtype == torch.bfloat16 else views]
+
+    def received(self, views: Tensor) -> Tensor:
+        """What came out of the pipeline, in its own dtype."""
+        return views.view(self._dtype)
+
+    def close(self) -> None:
+        pass
+
+
+class EagerViews:
+    """uint8 views from the eager twin, on the CPU with the work shared among threads.
 
     Torch operations on so small pictures leave other cores idle; each thread makes every n-th view,
     so that weak and strong ones are shared alike.
+
+    Args:
+        parts: equal parts that the views come in; each is a sample of the pipeline, whose own
+            threads share the samples.
     """
 
-    def __init__(self, threads: int) -> None:
-        self._threads = threads
-        # More torch threads in each would only spin against those that train.
-        self._pool = ThreadPoolExecutor(threads, "views", lambda: torch.set_num_threads(1))
+    normalised = False
 
-    def __call__(self, images: Tensor, table: ViewPlan, *, max_shift: int) -> Tensor:
-        """uint8 [n, H, W, 3] to uint8 [v, H, W, 3], contiguous."""
-        views = images.new_empty(len(table), *images.shape[1:])
+    def __init__(self, augment: AugmentConfig, *, threads: int, parts: int) -> None:
+        self._max_shift, self._threads, self.parts = augment.max_shift, threads, parts
+        self._pool: ThreadPoolExecutor | None = None
+        if threads > 1:
+            # More torch threads in each would only spin against those that train.
+            self._pool = ThreadPoolExecutor(threads, "views", lambda: torch.set_num_threads(1))
 
-        def make(first: int) -> None:
-            part = slice(first, None, self._threads)
-            views[part] = make_views(images, table[part], max_shift=max_shift)
+    def __call__(self, images: Tensor, plan: np.ndarray) -> list[Tensor]:
+        """uint8 [n, H, W, 3] and int32 [v, 14] to parts of [v, H, W, 3], contiguous."""
+        if self._pool is None:
+            views = make_views(images, plan, max_shift=self._max_shift)
+        else:
+            views = images.new_empty(len(plan), *images.shape[1:])
 
-        list(self._pool.map(make, range(self._threads)))
+            def make(first: int) -> None:
+                part = slice(first, None, self._threads)
+                views[part] = make_views(images, plan[part], max_shift=self._max_shift)
+
+            list(self._pool.map(make, range(self._threads)))
+        return list(views.chunk(self.parts))
+
+    def received(self, views: Tensor) -> Tensor:
         return views
 
     def close(self) -> None:
-        self._pool.shutdown()
-
-
-def crop_flip(images: Tensor, table: ViewPlan, *, max_shift: int) -> Tensor:
-    """The weak views: flip, pad by reflection, crop at `shift` (0..2*max_shift); one gather."""
-    count, height, width, channels = images.shape
-    device = images.device
-    dtype = torch.int32 if count * height * width < 2**31 else torch.int64
-    image, y, x = to_device(
-        [table.image, table.shift[:, 0], table.shift[:, 1] + (2 * max_shift + 1) * table.flip],
-        device,
-    )
-    rows = _reflected(height, max_shift, device)[: 2 * max_shift + 1].index_select(0, y)
-    columns = _reflected(width, max_shift, device).index_select(0, x).to(dtype)
-    rows = ((image * height)[:, None] + rows).mul_(width).to(dtype)
-    pixels = (rows[:, :, None] + columns[:, None, :]).view(-1)
-    out = images.view(-1, channels).index_select(0, pixels)
-    return out.view(len(table), height, width, channels)
-
-
-@lru_cache(maxsize=8)
-def _reflected(side: int, pad: int, device: torch.device) -> Tensor:
-    """Pixel behind each place of a line cut from a reflect-padded one, int64 [2 * (2p + 1), side].
-
-    Row s is the cut at offset s; row 2p + 1 + s the same of the mirrored line.
-    """
-    places = np.abs(np.arange(2 * pad + 1)[:, None] + np.arange(side) - pad)
-    places = np.minimum(places, 2 * (side - 1) - places)
-    return torch.from_numpy(np.concatenate([places, side - 1 - places])).to(device)
+        if self._pool is not None:
+            self._pool.shutdown()

@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from simpro_kernels.augment.op import MAX_PIXELS
+from simpro_kernels.augment.operations import IMAGE
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.augment.views import ViewMaker, join_plans, make_views, view_plan
+from simpro_fast.data.augment.views import EagerViews, FusedViews, view_plan
 from simpro_fast.data.batch import AugmentConfig, Batch, BatchLayout, StepCounter
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.pipeline.dali import build_pipeline
 from simpro_fast.data.pipeline.image_store import ImageStore
-from simpro_fast.data.sampling.draws import StepSampler
+from simpro_fast.data.sampling.draws import StepDraws, StepSampler
 from simpro_fast.data.sampling.labeled_order import labeled_order
 from simpro_fast.data.splits.split import Split
 from simpro_fast.errors import UserError
@@ -30,8 +32,8 @@ class _Labels:
     """Labels of a step whose views the pipeline makes."""
 
     step: int
-    targets: np.ndarray
-    truth: np.ndarray
+    labels: torch.Tensor
+    """int64 [b + m] on the host, targets and truth of a `Batch`; pinned for a GPU."""
 
 
 class ArrayLoader:
@@ -40,6 +42,9 @@ class ArrayLoader:
     The pipeline works up to `data.prefetch` runs ahead and in its own thread, where it calls
     `_make_views` for the next `data.steps_per_fetch` steps. That counts its own steps, starting at
     `start_step`; labels wait in a queue until the views of their step come out.
+
+    Args:
+        dtype: of the views, where they come from one launch; else they are float32.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class ArrayLoader:
         device: torch.device,
         start_step: int,
         num_threads: int,
+        dtype: torch.dtype,
     ) -> None:
         self._dataset, self._split = dataset, split
         self._layout, self._augment = layout, augment
@@ -87,14 +93,11 @@ class ArrayLoader:
             dataset, split, device=device, resident=data.resident
         )
         rows = layout.rows * data.steps_per_fetch
-        threads = min(num_threads, rows * augment.image_size**2 // PIXELS_PER_THREAD)
-        shared = device.type == "cpu" and threads > 1
-        self._maker = ViewMaker(threads) if shared else None
-        # The pipeline's own threads share the views by whole samples, of equal sizes.
-        self._parts = max(n for n in range(1, threads + 1) if rows % n == 0) if shared else 1
+        self._maker = view_maker(augment, rows, device=device, num_threads=num_threads, dtype=dtype)
         self._pipe: Any = build_pipeline(
             self._make_views,
-            parts=self._parts,
+            parts=self._maker.parts,
+            normalised=self._maker.normalised,
             augment=augment,
             device=device,
             num_threads=num_threads,
@@ -110,21 +113,19 @@ class ArrayLoader:
         labels = self._labels.popleft()
         if labels.step != step:
             raise RuntimeError(f"views of step {step} met the labels of step {labels.step}")
-        return Batch(
-            step=step,
-            views=self._fetched.popleft().permute(0, 3, 1, 2),
-            targets=torch.from_numpy(labels.targets).to(self._device, non_blocking=True),
-            truth=torch.from_numpy(labels.truth).to(self._device, non_blocking=True),
-        )
+        views = self._fetched.popleft().permute(0, 3, 1, 2)
+        sent = labels.labels.to(self._device, non_blocking=True)
+        targets, truth = sent.split([self._layout.labeled, self._layout.unlabeled])
+        return Batch(step, views, targets, truth)
 
     def _fetch(self, step: int) -> None:
-        """Run the pipeline: float32 [rows, H, W, 3] of each of the next steps."""
+        """Run the pipeline: [rows, H, W, 3] of each of the next steps."""
         try:
             if self._device.type == "cuda":
                 (output,) = self._pipe.run(torch.cuda.current_stream(self._device))
             else:
                 (output,) = self._pipe.run()
-            views = torch.from_dlpack(output.as_tensor()).flatten(0, 1)
+            views = self._maker.received(torch.from_dlpack(output.as_tensor())).flatten(0, 1)
         except Exception as error:
             reason = self._failure or failure_reason(error)
             self.close()
@@ -146,46 +147,61 @@ class ArrayLoader:
         pipe, self._pipe = self._pipe, None
         del pipe  # the last reference: its threads end here
         self._resident = None
-        if self._maker is not None:
-            self._maker.close()
+        self._maker.close()
 
     def __del__(self) -> None:
         if getattr(self, "_pipe", None) is not None:
             self.close()
 
     def _make_views(self) -> list[torch.Tensor]:
-        """Views uint8 of the next steps, rows in the order of `Batch.views`, in equal parts."""
+        """Views of the next steps, rows in the order of `Batch.views`, in equal parts."""
         layout, steps = self._layout, self._steps_per_fetch
-        fetched, tables, starts = [], [], []
+        labeled, unlabeled = np.arange(layout.labeled), np.arange(layout.unlabeled)
+        fetched, plans = [], []
         for i in range(steps):
             step = self._next_made
             try:
                 draws = self._draws(step)
-                tables.append(view_plan(draws.labeled_views, layout.labeled, self._augment))
-                tables.append(view_plan(draws.unlabeled_views, layout.unlabeled, self._augment))
-                labels = _Labels(
-                    step=step,
-                    targets=self._dataset.labels[self._split.labeled[draws.labeled_positions]],
-                    truth=self._dataset.unlabeled_truth(
-                        self._split.unlabeled[draws.unlabeled_positions]
-                    ),
-                )
+                # The images of all steps come together, labeled ones first.
+                first = steps * layout.labeled + i * layout.unlabeled
+                plans += [
+                    view_plan(draws.labeled_views, labeled + i * layout.labeled, self._augment),
+                    view_plan(draws.unlabeled_views, unlabeled + first, self._augment),
+                ]
+                labels = self._labels_of(draws)
             except Exception as error:
                 self._failure = f"the draws of step {step} failed: {error}"
                 raise
-            # The images of all steps come together, labeled ones first.
-            starts += [i * layout.labeled, steps * layout.labeled + i * layout.unlabeled]
             fetched.append(draws)
-            self._labels.append(labels)
+            self._labels.append(_Labels(step, labels))
             self._next_made += 1
         assert self._resident is not None  # it outlives the pipeline
-        images = self._resident.gather(
+        images, rows = self._resident.gather(
             np.concatenate([draws.labeled_positions for draws in fetched]),
             np.concatenate([draws.unlabeled_positions for draws in fetched]),
         )
-        make = self._maker or make_views
-        made = make(images, join_plans(tables, starts), max_shift=self._augment.max_shift)
-        return list(made.chunk(self._parts))
+        plan = np.concatenate(plans)
+        plan[:, IMAGE] = rows[plan[:, IMAGE]]
+        return self._maker(images, plan)
+
+    def _labels_of(self, draws: StepDraws) -> torch.Tensor:
+        targets = self._dataset.labels[self._split.labeled[draws.labeled_positions]]
+        truth = self._dataset.unlabeled_truth(self._split.unlabeled[draws.unlabeled_positions])
+        labels = torch.from_numpy(np.concatenate([targets, truth]))
+        return labels.pin_memory() if self._device.type == "cuda" else labels
+
+
+def view_maker(
+    augment: AugmentConfig, rows: int, *, device: torch.device, num_threads: int, dtype: torch.dtype
+) -> EagerViews | FusedViews:
+    """What makes so many views at a time."""
+    if device.type == "cuda":
+        if augment.image_size**2 <= MAX_PIXELS:
+            return FusedViews(augment, dtype)
+        return EagerViews(augment, threads=1, parts=1)
+    threads = max(1, min(num_threads, rows * augment.image_size**2 // PIXELS_PER_THREAD))
+    parts = max(n for n in range(1, threads + 1) if rows % n == 0)
+    return EagerViews(augment, threads=threads, parts=parts)
 
 
 def failure_reason(error: Exception) -> str:

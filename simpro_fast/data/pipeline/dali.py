@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from simpro_kernels.augment.reference import strong_policy
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from simpro_fast.data.augment.rand_augment import strong_policy
 from simpro_fast.data.batch import AugmentConfig
 from simpro_fast.errors import UserError
 
@@ -73,7 +73,7 @@ def strong_view(views: Any, next_table: Callable[[], np.ndarray], *, gpu: bool) 
     """The strong policy on a batch of views.
 
     Args:
-        next_table: gives the table of the next run (see `policy.strong_table`), which stays on the
+        next_table: gives the table of the next run (see `views.strong_table`), which stays on the
             host: the host must know it, and reading it back from a GPU would wait.
     """
 
@@ -101,19 +101,22 @@ def build_pipeline(
     make_views: Callable[[], list[Tensor]],
     *,
     parts: int,
+    normalised: bool,
     augment: AugmentConfig,
     device: torch.device,
     num_threads: int,
     prefetch: int,
 ) -> Any:
-    """A built pipeline of one output of `parts` samples: float32 [n, size, size, 3], normalised.
+    """A built pipeline of one output of `parts` samples: [n, size, size, 3], normalised.
 
     A sample is many views (a "sequence" for DALI), since the cost of an operator is that of its
     samples where images are small; its threads share the samples.
 
     Args:
-        make_views: gives the next views, `parts` tensors uint8 [n, size, size, 3] on `device`.
-            Called in the pipeline's thread, once a run and in order, up to `prefetch` runs ahead.
+        make_views: gives the next views, `parts` tensors [n, size, size, 3] on `device`. Called in
+            the pipeline's thread, once a run and in order, up to `prefetch` runs ahead.
+        normalised: whether they come so, and leave as they come; else they are uint8 and leave as
+            float32.
 
     The dynamic executor is pinned: under the other ones torch tensors that share the output's
     memory are overwritten a few runs later.
@@ -124,6 +127,8 @@ def build_pipeline(
     @pipeline_def
     def pipeline() -> Any:
         batch = batch_function(make_views, gpu=gpu, layout="FHWC")
+        if normalised:
+            return batch
         return normalise(batch, mean=augment.mean, std=augment.std, layout="FHWC")
 
     pipe = pipeline(

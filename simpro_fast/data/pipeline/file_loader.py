@@ -13,7 +13,7 @@ import torch
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.augment.crops import crop_words, random_crops
-from simpro_fast.data.augment.rand_augment import strong_table, weak_table
+from simpro_fast.data.augment.views import strong_table, weak_table
 from simpro_fast.data.batch import AugmentConfig, Batch, BatchLayout, StepCounter
 from simpro_fast.data.datasets.image_list import ImageListDataset
 from simpro_fast.data.files.decode import OK, UNREADABLE, check_file

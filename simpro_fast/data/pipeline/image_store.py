@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simpro_fast.data.augment.rand_augment import to_device
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
 from simpro_fast.errors import ConfigError
@@ -50,24 +49,25 @@ class ImageStore:
         if device.type == "cuda" and resident != "host":
             self._move_to_device(required=resident == "device")
 
-    def gather(self, labeled: np.ndarray, unlabeled: np.ndarray) -> Tensor:
-        """The images at some positions of both lists, labeled ones first.
+    def gather(self, labeled: np.ndarray, unlabeled: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """The images at some positions of both lists.
 
         Args:
             labeled, unlabeled: int64 [b] and [m] positions in the index lists of the split.
 
         Returns:
-            uint8 [b + m, H, W, 3] on the device.
+            images uint8 [n, H, W, 3] on the device, and the row in them of every position,
+            int64 [b + m], labeled ones first. All images that lie on a GPU, or just those asked
+            for.
         """
         rows = self._labeled_rows[labeled], self._unlabeled_rows[unlabeled]
         if self._on_device is not None:
-            (chosen,) = to_device([np.concatenate(rows)], self._device)
-            return self._on_device.index_select(0, chosen)
+            return self._on_device, np.concatenate(rows)
         images = np.concatenate([self._labeled[rows[0]], self._unlabeled[rows[1]]])
         gathered = torch.from_numpy(images)
         if self._device.type == "cuda":
             gathered = gathered.pin_memory().to(self._device, non_blocking=True)
-        return gathered
+        return gathered, np.arange(len(gathered))
 
     def _move_to_device(self, *, required: bool) -> None:
         used, labeled, unlabeled = self._used()

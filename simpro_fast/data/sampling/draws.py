@@ -12,12 +12,14 @@ so slices stay aligned, and nothing depends on how numpy's distributions are wri
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
 import numpy as np
+from simpro_kernels.augment.operations import LEVELS, LOWEST_LEVEL, Operation
 
 from simpro_fast.data.batch import AugmentConfig
 
@@ -27,11 +29,6 @@ WORDS_PER_VIEW = 12
 """64-bit words of a view, a multiple of 4: 5 for the policy, 7 for crops of files (boxes.py)."""
 STORED_PERMUTATION_MAX = 1 << 20
 """Largest set whose permutation of a pass is kept in memory (8 bytes an image)."""
-LOWEST_LEVEL, LEVELS = 1, 9
-"""RandAugment levels 1..9; the published code draws below its upper end of 10."""
-NUM_OPERATIONS = 14
-"""Of the strong policy, see rand_augment.Operation."""
-OPERATIONS_PER_VIEW = 2
 
 _MASK32 = np.uint64(0xFFFFFFFF)
 
@@ -55,6 +52,17 @@ class _Purpose(IntEnum):
     ROUND_KEYS = 2
 
 
+class _Own(threading.local):
+    """A generator per thread, set anew before each use: a new one first gathers entropy in vain."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.Philox(0)
+
+
+_own = _Own()
+_NOTHING_BUFFERED = np.zeros(4, np.uint64)
+
+
 def raw_words(
     seed: int,
     stream: Stream,
@@ -66,10 +74,18 @@ def raw_words(
     purpose: int = _Purpose.WORDS,
 ) -> Array:
     """`count` random words uint64 from block `start_block` (four words each) of a step."""
-    generator = np.random.Philox(
-        key=np.array([seed, stream], np.uint64),
-        counter=np.array([start_block, step, lane, purpose], np.uint64),
-    )
+    generator = _own.generator
+    generator.state = {
+        "bit_generator": "Philox",
+        "state": {
+            "counter": np.array([start_block, step, lane, purpose], np.uint64),
+            "key": np.array([seed, stream], np.uint64),
+        },
+        "buffer": _NOTHING_BUFFERED,
+        "buffer_pos": len(_NOTHING_BUFFERED),
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
     return generator.random_raw(count)
 
 
@@ -228,20 +244,27 @@ def augment_params(
                 start_block=start * WORDS_PER_VIEW // 4,
                 count=count * WORDS_PER_VIEW,
                 lane=view,
-            ).reshape(count, WORDS_PER_VIEW)
+            ).reshape(count, WORDS_PER_VIEW)[:, :5]
             for view in range(num_views)
         ]
     )
-    low, high = words & _MASK32, words >> np.uint64(32)
-    bits = (words[:, 4, None] >> np.arange(5, dtype=np.uint64)) & np.uint64(1) != 0
+    # Rows are fields here, as numpy is slow on short ones. Low and high halves of the words in
+    # turns: shift, operation and level twice, centre of the cutout.
+    halves = np.empty((8, len(words)), np.uint64)
+    np.bitwise_and(words[:, :4].T, _MASK32, out=halves[0::2])
+    np.right_shift(words[:, :4].T, np.uint64(32), out=halves[1::2])
+    shifts, operations = 2 * augment.max_shift + 1, len(Operation)
+    ranges = np.array([shifts, shifts, operations, LEVELS, operations, LEVELS])
+    drawn = below(halves[:6], ranges[:, None])
+    bits = (words[:, 4] >> np.arange(5, dtype=np.uint64)[:, None]) & np.uint64(1) != 0
     return AugmentParams(
-        flip=bits[:, 0] & augment.flip,
-        shift=below(np.stack([low[:, 0], high[:, 0]], axis=1), 2 * augment.max_shift + 1),
-        operation=below(low[:, 1:3], NUM_OPERATIONS),
-        level=below(high[:, 1:3], LEVELS) + LOWEST_LEVEL,
-        apply=bits[:, 1:3],
-        negative=bits[:, 3:5],
-        cutout_centre=np.stack([low[:, 3], high[:, 3]], axis=1) * (augment.image_size / 2.0**32),
+        flip=bits[0] & augment.flip,
+        shift=drawn[:2].T,
+        operation=drawn[2::2].T,
+        level=drawn[3::2].T + LOWEST_LEVEL,
+        apply=bits[1:3].T,
+        negative=bits[3:5].T,
+        cutout_centre=halves[6:].T * (augment.image_size / 2.0**32),
     )
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ import torch
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.augment.replay import replay_views
-from simpro_fast.data.batch import Batch, BatchLayout, Loader, rank_layout
+from simpro_fast.data.augment.views import FusedViews
+from simpro_fast.data.batch import AugmentConfig, Batch, BatchLayout, Loader, rank_layout
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.loader import build_loader, resolve_augment
 from simpro_fast.data.pipeline import array_loader
+from simpro_fast.data.pipeline.image_store import ImageStore
 from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
 from simpro_fast.data.sampling.labeled_order import LabeledDraws
 from simpro_fast.data.splits.split import Split
@@ -309,9 +312,37 @@ def test_a_failure_inside_the_graph_is_one_line(
     def broken(*_: Any, **__: Any) -> torch.Tensor:
         raise OSError("disk on fire")
 
-    monkeypatch.setattr(array_loader, "make_views", broken)
+    monkeypatch.setattr(array_loader.EagerViews, "__call__", broken)
     with pytest.raises(UserError, match=r"^data of step 0: .*disk on fire$"):
         make().next(0)
+
+
+@pytest.mark.parametrize("steps_per_fetch", [1, 3])
+def test_views_that_come_normalised_make_the_same_batches(
+    make: Make, monkeypatch: pytest.MonkeyPatch, steps_per_fetch: int
+) -> None:
+    """As on a GPU, where the images of a plan are rows of all that lie there."""
+
+    class OnDevice(ImageStore):
+        def gather(self, labeled: np.ndarray, unlabeled: np.ndarray) -> tuple[Any, np.ndarray]:
+            gathered, rows = super().gather(labeled, unlabeled)
+            backwards = torch.cat([torch.zeros_like(gathered), gathered.flip(0)])
+            return backwards, len(backwards) - 1 - rows
+
+    def fused(augment: AugmentConfig, _: int, *, dtype: torch.dtype, **__: Any) -> FusedViews:
+        return FusedViews(augment, dtype)
+
+    data = CONFIG.model_copy(update={"steps_per_fetch": steps_per_fetch})
+    loader = make(data)
+    batches = [loader.next(step) for step in range(4)]
+    monkeypatch.setattr(array_loader, "ImageStore", OnDevice)
+    monkeypatch.setattr(array_loader, "view_maker", fused)
+    for dtype in (torch.float32, torch.bfloat16):
+        loader = make(data, dtype=dtype)
+        for step, batch in enumerate(batches):
+            made = loader.next(step)
+            assert made.views.is_contiguous(memory_format=torch.channels_last)
+            assert_equal(made, replace(batch, views=batch.views.to(dtype)))
 
 
 def threads() -> int:

@@ -10,8 +10,7 @@ import pytest
 import torch
 from sklearn.datasets import load_sample_image
 
-from simpro_fast.data.augment.rand_augment import strong_table, weak_table
-from simpro_fast.data.augment.views import ViewPlan, make_views
+from simpro_fast.data.augment.views import EagerViews, FusedViews, strong_table, weak_table
 from simpro_fast.data.batch import AugmentConfig
 from simpro_fast.data.pipeline import dali
 from simpro_fast.data.sampling.draws import AugmentParams, Stream, augment_params
@@ -46,19 +45,23 @@ def run_graph(
     strong: np.ndarray,
     augment: AugmentConfig,
     device: torch.device = CPU,
+    maker: EagerViews | FusedViews | None = None,
 ) -> torch.Tensor:
     resident = torch.from_numpy(images).to(device)
-    table = ViewPlan(np.arange(len(one)), one.flip, one.shift, strong)
+    numbers = np.arange(len(one))[:, None]
+    plan = np.concatenate([numbers, one.flip[:, None], one.shift, strong], 1).astype(np.int32)
+    made = maker or EagerViews(augment, threads=1, parts=2)
     pipe = dali.build_pipeline(
-        lambda: list(make_views(resident, table, max_shift=augment.max_shift).chunk(2)),
-        parts=2,
+        lambda: made(resident, plan),
+        parts=made.parts,
+        normalised=made.normalised,
         augment=augment,
         device=device,
         num_threads=1,
         prefetch=2,
     )
     (output,) = pipe.run()
-    return torch.from_dlpack(output.as_tensor()).flatten(0, 1)
+    return made.received(torch.from_dlpack(output.as_tensor())).flatten(0, 1)
 
 
 def expected_normalised(views: np.ndarray) -> np.ndarray:
@@ -105,6 +108,22 @@ def test_strong_views_are_weak_view_then_policy() -> None:
         ]
     )
     np.testing.assert_allclose(out.numpy(), expected_normalised(strong), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("device", [CPU, pytest.param("cuda", marks=pytest.mark.gpu)], ids=str)
+def test_views_that_come_normalised_are_the_same_ones(device: torch.device | str) -> None:
+    """From one operation, as on a GPU: bit for bit those that the pipeline normalises."""
+    size, shift, count = 32, 4, 300
+    images, one = photos(count, size), draws(count, size, shift)
+    table = strong_table(one, cutout=16, width=size, height=size)
+    augment = AugmentConfig(size, shift, True, 16, MEAN, STD)
+    expected = run_graph(images, one, table, augment)
+    device = torch.device(device)
+    for dtype in (torch.float32, torch.bfloat16):
+        fused = FusedViews(augment, dtype)
+        made = run_graph(images, one, table, augment, device, fused)
+        assert made.device.type == device.type
+        assert torch.equal(made.cpu(), expected.to(dtype))
 
 
 @pytest.mark.gpu

@@ -10,10 +10,11 @@ import pytest
 import torch
 from PIL import Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
+from simpro_kernels.augment.reference import strong_policy
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.augment.crops import resize_crop
-from simpro_fast.data.augment.rand_augment import strong_policy, strong_table
+from simpro_fast.data.augment.views import strong_table
 from simpro_fast.data.datasets.image_list import MEAN, STD, load_own_images
 from simpro_fast.data.files.decode import Facts, check_file, read_rgb
 from simpro_fast.data.loader import build_loader

@@ -100,7 +100,7 @@ def test_ranks_slices_concatenate_to_the_one_rank_draws(world: int) -> None:
     for step in (0, 1, 17):
         whole = source()(step)
         parts = [source(rank, world)(step) for rank in range(world)]
-        for name in ("labeled", "unlabeled"):
+        for name in ("labeled_positions", "unlabeled_positions"):
             joined = np.concatenate([getattr(part, name) for part in parts])
             assert np.array_equal(joined, getattr(whole, name))
         for name, views in (("labeled_views", 2), ("unlabeled_views", 3)):

@@ -115,7 +115,7 @@ def test_ranks_share_one_stream_and_each_sees_the_same_frequencies(sampling: str
     slices = [source(rank, world) for rank in range(world)]
     drawn = [[one(step) for step in range(steps)] for one in slices]
     for step in (0, 1, 499):
-        for name in ("labeled", "unlabeled"):
+        for name in ("labeled_positions", "unlabeled_positions"):
             joined = np.concatenate([getattr(one[step], name) for one in drawn])
             assert np.array_equal(joined, getattr(whole(step), name))
     for one in drawn:

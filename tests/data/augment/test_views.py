@@ -10,20 +10,14 @@ import pytest
 import torch
 from PIL import Image
 from scipy.stats import chisquare
+from simpro_kernels.augment.operations import CUTOUT_COLOUR, Operation
+from simpro_kernels.augment.reference import make_views, strong_policy
 from sklearn.datasets import load_digits, load_sample_image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from simpro_fast.data.augment.rand_augment import (
-    CUTOUT_COLOUR,
-    Operation,
-    cutout_boxes,
-    strong_policy,
-    strong_table,
-    weak_table,
-)
-from simpro_fast.data.augment.views import make_views, view_plan
+from simpro_fast.data.augment.views import cutout_boxes, strong_table, view_plan, weak_table
 from simpro_fast.data.batch import AugmentConfig
 from simpro_fast.data.sampling.draws import AugmentParams, Stream, augment_params
 
@@ -220,7 +214,7 @@ class Recorder(TorchDispatchMode):
 def test_views_need_no_synchronisation() -> None:
     """On a device without data, where whatever asks for a value fails."""
     draws, views = sample_draws(300, 32), AugmentConfig(32, 4, True, 16, (0.5,) * 3, (0.2,) * 3)
-    table = view_plan(draws, 100, views)
+    table = view_plan(draws, np.arange(100), views)
     images = torch.empty(100, 32, 32, 3, dtype=torch.uint8, device="meta")
     make_views(images, table, max_shift=4)  # fills the tables that stay on the device
     with Recorder() as recorder:
