@@ -1,0 +1,162 @@
+"""The tuner of the launch plans: what it accepts, what it refuses, what it writes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kernel_report import ADJUSTED, AUGMENT, BOTH, NORM, PSEUDO, Specialisation
+from simpro_kernels import launch
+from tune_kernels import Case, all_cases, merged, tried, work_for
+
+from tests.conftest import ROOT
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SMALL = [
+    Case(Specialisation(PSEUDO, 10, "fp32", BOTH, 2), 7),
+    Case(Specialisation(PSEUDO, 136, "bf16", "PRIORS", 8), 5),
+    Case(Specialisation(PSEUDO, 2050, "bf16", BOTH, 2), 3),
+    Case(Specialisation(ADJUSTED, 10, "bf16", BOTH, 2), 9),
+    Case(Specialisation(ADJUSTED, 2050, "fp32", BOTH, 2), 3),
+    *[
+        Case(Specialisation(NORM, 16, dtype, kernel, 8), 150)
+        for kernel in ("STATISTICS FLAG", "APPLY", "SUMS FLAG", "GRADIENT FLAG")
+        for dtype in ("bf16", "fp32")
+    ],
+    Case(Specialisation(NORM, 16, "bf16", "GRADIENT", 8), 150),
+    Case(Specialisation(AUGMENT, 16, "fp32"), 4),
+]
+
+
+def time_of(run: Any) -> float:
+    run()
+    return 1.0
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: f"{case.spec.op}-{case.key}")
+def test_plans_are_launched_and_give_the_numbers_of_the_twin(case: Case) -> None:
+    work = work_for(case, DEVICE)
+    for plan in (case.plans[0], case.plans[-1]):
+        assert tried(case, plan, work, time_of) == 1.0
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_a_wrong_number_is_found(place: int) -> None:
+    case = SMALL[0]
+    work = work_for(case, DEVICE)
+
+    def wrong() -> Any:
+        outputs = work.run()
+        last = outputs[place].reshape(-1)[-1:]
+        last.copy_(~last if last.dtype == torch.bool else last * 1.02 + 1e-3)
+        return outputs
+
+    with pytest.raises(AssertionError, match="differs"):
+        tried(case, case.plans[0], dataclasses.replace(work, run=wrong), time_of)
+
+
+def test_a_plan_that_no_launch_takes_is_not_timed() -> None:
+    case = SMALL[0]
+    work = work_for(case, DEVICE)
+    other = dataclasses.replace(case, spec=dataclasses.replace(case.spec, align=1))
+    with pytest.raises(AssertionError, match="no launch asked"):
+        tried(other, case.plans[0], work, time_of)
+
+
+def test_a_winner_is_what_a_launch_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "TUNED", tmp_path)
+    monkeypatch.setattr(launch, "_architecture", lambda _: "sm_90")
+    launch._tuned.cache_clear()
+    case, winner = SMALL[1], SMALL[1].plans[-1]
+    table = merged(merged({}, SMALL[0], SMALL[0].plans[1]), case, winner)
+    (tmp_path / "sm_90.json").write_text(json.dumps(table), encoding="utf-8")
+    from kernel_report import plans_of, problem_of
+
+    try:
+        taken = launch.choose_plan(
+            case.spec.op,
+            problem_of(case.spec),
+            torch.device("cuda", 0),
+            plans_of(case.spec.op).candidates,
+        )
+    finally:
+        launch._tuned.cache_clear()
+    assert taken == winner
+    assert list(merged(table, case, None)[PSEUDO]) == [SMALL[0].key]
+
+
+def test_the_shapes_have_entries_of_their_own_and_plans_to_choose_from() -> None:
+    cases = list(all_cases())
+    keys = [(case.spec.op, case.key) for case in cases]
+    assert len(set(keys)) == len(keys)
+    assert {case.spec.op for case in cases} == {PSEUDO, ADJUSTED, NORM, AUGMENT}
+    assert all(len(case.plans) > 1 for case in cases)
+
+
+# A launch must find what the tuner compiled ahead, or its two minutes are twenty. The stand-in is
+# a driver that names an architecture; `warmup` is Triton's launch without the launch.
+AHEAD = """
+import os, sys, tempfile
+from pathlib import Path
+cache = tempfile.TemporaryDirectory()
+os.environ["TRITON_CACHE_DIR"] = cache.name
+sys.path.insert(0, "bench")
+import kernel_report, tune_kernels
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import MockTensor
+
+class Driver:
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+    def get_current_device(self): return 0
+    def get_current_stream(self, device): return 0
+
+driver.set_active(Driver())
+cases = list(tune_kernels.all_cases())
+kinds = {(c.spec.op, c.key.split("-")[0]): c for c in cases if c.spec.num_classes != 1000}
+for case in kinds.values():
+    spec = case.candidates()[-1]
+    row = kernel_report.compile_and_inspect(spec, 90)
+    assert not row.spills, row
+    compiled = set(Path(cache.name).glob("*/*.cubin"))
+    launcher = kernel_report._launcher(spec)
+    values = [
+        1 if p.annotation_type else MockTensor(kernel_report._element(p.name, spec.dtype))
+        for p in launcher.kernel.params if not p.is_constexpr
+    ]
+    launcher.kernel.warmup(*values, grid=(1, 1, 1), **launcher.constants, **launcher.options)
+    assert compiled == set(Path(cache.name).glob("*/*.cubin")), spec
+print(len(kinds), "kernels")
+"""
+
+
+def run_compiler(*command: str, timeout: float) -> str:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_some_plans_compile_without_spills_into_the_cache_of_a_launch() -> None:
+    assert run_compiler("-c", AHEAD, timeout=300).endswith(" kernels\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["80", "90", "100"])
+def test_all_plans_compile_without_spills(arch: str) -> None:
+    command = ("bench/tune_kernels.py", "--compile-only", "--arch", arch)
+    assert f"{len(list(all_cases()))} shapes, 0 plans fail" in run_compiler(*command, timeout=3600)
