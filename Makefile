@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Equal numbers of threads in every test run; tests that need another number set it themselves.
-PYTEST := $(BIN)/python -m pytest
+# Two tests at a time, each with one thread; tests that need another number set it themselves.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: demo test test-all lint types bench bench-data kernel-report setup clean
 

@@ -11,6 +11,7 @@ REQUIRED = [
     "numpy>=1.26",  # index lists, the counter-based generator of the draws
     "pydantic>=2.6",  # the strict, typed configuration schema (DeepSpeed brings it as well)
     "pyyaml>=6.0",  # configuration files, safe loader only
+    "rich>=13",  # tables of the doctor and of a run's report, fitted to the terminal
     "pillow>=10",  # checks, packs and evaluates image files; resizes STL-10
     "safetensors>=0.4",  # exported models that cannot run code
     "scipy>=1.11",  # reads MATLAB files (SVHN); scikit-learn brings it as well
@@ -33,6 +34,7 @@ EXTRAS["dev"] = (
     + EXTRAS["torchvision"]
     + [
         "pytest>=8",  # tests
+        "pytest-xdist>=3.6",  # two of them at a time, which halves the time on two cores
         "hypothesis>=6.100",  # property tests of kernels and draws
         "ruff==0.17.*",  # lint and format
         "mypy>=1.10",  # types

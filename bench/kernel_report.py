@@ -138,7 +138,7 @@ def plans_of(op: str) -> Any:
 
 
 def problem_of(spec: Specialisation) -> Any:
-    """The problem as the operation's launch describes it; of a loss: two strong views, the mean."""
+    """The problem as its launch describes it; of a loss with two strong views, the mean."""
 
     plans = plans_of(spec.op)
     dtype = dtype_of(spec.dtype)

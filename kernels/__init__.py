@@ -1,4 +1,4 @@
-"""Fused losses, batch norm and augmentation of pseudo-label training, in PyTorch and Triton.
+"""Fused losses, batch norm and augmentation for pseudo-label training, in PyTorch and Triton.
 
 Needs torch; Triton is needed for ``impl="triton"`` only. Every operation is one folder with the
 same files: ``op.py`` (public function, argument checks), ``reference.py`` (the eager twin),

@@ -172,6 +172,7 @@ def arrivals(device: torch.device) -> Tensor:
     """int32 [64], 0 between launches: the program that arrives last adds up the partial results.
 
     One counter for each block of columns that has a last program of its own.
+
     Launches of one stream follow one another and share it. A graph that is being captured gets its
     own, zeroed by the graph: its replays may run beside other work.
     """

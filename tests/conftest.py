@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +18,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from simpro_fast.config import Config, parse_config
+from tests import processes
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = str(ROOT / "launch" / "train.py")
@@ -97,7 +97,10 @@ def open_path() -> Iterator[Path]:
 
 @pytest.fixture
 def train_command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs `launch/train.py` in `tmp_path`: arguments, then `env=` and `launcher=` (a list)."""
+    """Runs `launch/train.py` in `tmp_path`: arguments, then `env=` and `launcher=` (a list).
+
+    Without a launcher its process has imported everything before; `[sys.executable]` imports.
+    """
 
     def run(
         *arguments: str,
@@ -105,25 +108,22 @@ def train_command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[s
         launcher: list[str] | None = None,
         timeout: float = 120,
     ) -> subprocess.CompletedProcess[str]:
-        command = [*(launcher or [sys.executable]), TRAIN, *arguments]
+        environment = {**processes.clean_environment(), **(env or {})}
+        if launcher is None:
+            return processes.run(
+                processes.script,
+                *(TRAIN, arguments),
+                folder=tmp_path,
+                environment=environment,
+                timeout=timeout,
+            )
         return subprocess.run(
-            command,
+            [*launcher, TRAIN, *arguments],
             cwd=tmp_path,
-            env={**clean_environment(), **(env or {})},
+            env=environment,
             capture_output=True,
             text=True,
             timeout=timeout,
         )
 
     return run
-
-
-def clean_environment() -> dict[str, str]:
-    """The environment without what a launcher or another test may have left."""
-    dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TRITON_INTERPRET")
-    kept = {k: v for k, v in os.environ.items() if k not in dropped}
-    return {
-        **kept,
-        "DS_ACCELERATOR": "cpu",
-        "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}",
-    }

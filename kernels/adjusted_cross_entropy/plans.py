@@ -47,7 +47,7 @@ def candidates(problem: Problem) -> list[Plan]:
     """Launch plans worth trying, the default first."""
     item, block = problem.dtype.itemsize, problem.block
     if problem.num_classes > MAX_ROW:
-        shapes = [(1024, 4, 96, 2), (2048, 8, 128, 2), (1024, 4, 80, 1)]
+        shapes = [(1024, 4, 128, 2), (2048, 8, 128, 2), (1024, 4, 128, 1)]
         return [
             Plan(warps, registers, resident(warps, registers), {"BLOCK": size, "UNROLL": unroll})
             for size, warps, registers, unroll in shapes

@@ -1,6 +1,6 @@
 """Public function: the augmented views of a step, as the network takes them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from simpro_kernels import dispatch
@@ -50,12 +50,14 @@ def augment_views(
         ValueError: wrong shapes, dtypes or devices, or the kernel asked for where it cannot run.
     """
     _check_arguments(images, plan, max_shift, dtype)
-    make: Callable[..., Tensor]
+    options = {"max_shift": max_shift, "mean": mean, "std": std, "dtype": dtype}
     if _choose(impl, images) == "eager":
-        from simpro_kernels.augment.reference import augment_views as make  # needs numpy
-    else:
-        from simpro_kernels.augment.launch import launch as make  # needs triton
-    return make(images, plan, max_shift=max_shift, mean=mean, std=std, dtype=dtype)
+        from simpro_kernels.augment import reference  # needs numpy
+
+        return reference.augment_views(images, plan, **options)
+    from simpro_kernels.augment import launch  # needs triton
+
+    return launch.launch(images, plan, **options)
 
 
 def _choose(impl: str, images: Tensor) -> str:

@@ -36,13 +36,13 @@ class Problem(NamedTuple):
 def candidates(problem: Problem) -> list[Plan]:
     """Launch plans worth trying, the default first.
 
-    8 or 4 pixels a thread; 16 or 8 of the largest picture, of which two fit on a multiprocessor
+    4 or 8 pixels a thread; 16 or 8 of the largest picture, of which two fit on a multiprocessor
     with 128 registers a thread. Fewer registers spill somewhere.
     """
     if problem.pixels > 2048:
         return [Plan(8, registers=128), Plan(16)]
     warps = max(1, problem.pixels // 256)
-    return [Plan(warps), Plan(2 * warps)]
+    return [Plan(2 * warps), Plan(warps)]
 
 
 def launcher(problem: Problem, device: torch.device, plan: Plan | None = None) -> Launcher:

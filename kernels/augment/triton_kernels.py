@@ -165,6 +165,8 @@ def augment_kernel(
     COUNT: tl.constexpr = HEIGHT * WIDTH
     # Bytes; of every view's start, as the output is.
     ALIGNED: tl.constexpr = 16 if COUNT % 16 == 0 else 1
+    # Values written at a time; more would need more registers than all before.
+    PART: tl.constexpr = min(P, 2048)
     view = tl.program_id(0).to(tl.int64)
     plan_ptr += view * _COLUMNS
     pixel = tl.arange(0, P)
@@ -224,8 +226,8 @@ def augment_kernel(
 
     # By output value instead of by pixel: neighbours in memory are neighbours in a thread.
     out_ptr += view * (COUNT * 3)
-    for part in tl.static_range(3):
-        place = part * P + pixel
+    for start in range(0, COUNT * 3, PART):
+        place = start + tl.arange(0, PART)
         channel = place % 3
         value = channel_of(tl.gather(picture, place // 3, 0), channel).to(tl.float32)
         shift = tl.where(channel == 0, shift_0, tl.where(channel == 1, shift_1, shift_2))

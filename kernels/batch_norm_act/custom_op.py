@@ -29,15 +29,16 @@ class BatchNormActFunction(torch.autograd.Function):
             dist.all_gather(list(rows.unbind()), row, group=group)
             return rows
 
-        y: Tensor
-        y, saved = backend.forward(*inputs[:9], None if group is None else gather)
+        matrix, added = to_matrix(x), None if residual is None else to_matrix(residual)
+        y, saved = backend.forward(matrix, added, *inputs[2:9], None if group is None else gather)
         # The sign of y tells the branch of the activation. The kernels find it in x where nothing
         # is added, so that y need not stay; the twin reads y.
         keeps_y = negative_slope != 1 and (backend is reference or residual is not None)
-        ctx.save_for_backward(x, y if keeps_y else None, saved, weight, bias)
+        images = to_images(y, x)
+        ctx.save_for_backward(x, images if keeps_y else None, saved, weight, bias)
         ctx.options = (eps, negative_slope, residual is not None)
         ctx.backend, ctx.group = backend, group
-        return y
+        return images
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -45,24 +46,24 @@ class BatchNormActFunction(torch.autograd.Function):
         def all_reduce(total: Tensor) -> None:
             dist.all_reduce(total, group=ctx.group)
 
-        grads = ctx.backend.backward(
-            *(grad.contiguous(), *ctx.saved_tensors, *ctx.options),
+        x, y, saved, weight, bias = ctx.saved_tensors
+        grad_x, grad_residual, grad_weight, grad_bias = ctx.backend.backward(
+            *(to_matrix(grad), to_matrix(x), None if y is None else to_matrix(y)),
+            *(saved, weight, bias, *ctx.options),
             None if ctx.group is None else all_reduce,
         )
-        return _for_inputs(grads, ctx.options[2], 7)
+        of_residual = to_images(grad_residual, x) if ctx.options[2] else None
+        return (to_images(grad_x, x), of_residual, grad_weight, grad_bias, *[None] * 7)
 
 
-def _for_inputs(
-    grads: tuple[Tensor, ...], has_residual: bool, others: int
-) -> tuple[Tensor | None, ...]:
-    grad_x, grad_residual, grad_weight, grad_bias = grads
-    return (
-        grad_x,
-        grad_residual if has_residual else None,
-        grad_weight,
-        grad_bias,
-        *[None] * others,
-    )
+def to_matrix(x: Tensor) -> Tensor:
+    """[N, C, ...] as [N * ..., C] contiguous, a view where x is channels_last."""
+    return x.movedim(1, -1).reshape(-1, x.shape[1]).contiguous()
+
+
+def to_images(matrix: Tensor, x: Tensor) -> Tensor:
+    """A matrix in the shape of x."""
+    return matrix.view(x.shape[0], *x.shape[2:], x.shape[1]).movedim(-1, 1)
 
 
 @torch.library.custom_op("simpro_kernels::batch_norm_act", mutates_args=())
@@ -129,11 +130,12 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 6
-    grads = batch_norm_act_backward(grad, *ctx.saved_tensors, *ctx.options)
+    grad_x, grad_residual, grad_weight, grad_bias = batch_norm_act_backward(
+        grad, *ctx.saved_tensors, *ctx.options
+    )
     _, negative_slope, has_residual = ctx.options
-    if negative_slope == 1:
-        grads = (grads[0], grad, *grads[2:])
-    return _for_inputs(grads, has_residual, 2)
+    of_residual = grad if negative_slope == 1 else grad_residual
+    return grad_x, of_residual if has_residual else None, grad_weight, grad_bias, None, None
 
 
 batch_norm_act.register_autograd(_backward, setup_context=_setup_context)

@@ -70,18 +70,16 @@ def batch_norm_act(
         weight = x.new_ones(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
     if bias is None:
         bias = torch.zeros_like(weight)
-    shape = x.shape
-    x = _matrix(x)
-    if residual is not None:
-        residual = _matrix(residual)
-    tensors = (x, residual, weight, bias, running_mean, running_var)
     if impl == "triton" and process_group is None and dispatch.is_traced(x):
-        y, saved = custom_op.batch_norm_act(x, residual, weight, bias, eps, negative_slope)
+        added = None if residual is None else custom_op.to_matrix(residual)
+        y, saved = custom_op.batch_norm_act(
+            custom_op.to_matrix(x), added, weight, bias, eps, negative_slope
+        )
         reference.move(running_mean, running_var, saved, momentum)
-    else:
-        backend = launch if impl == "triton" else reference
-        y = custom_op.run_function(*tensors, *numbers, backend, process_group)
-    return y.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+        return custom_op.to_images(y, x)
+    backend = launch if impl == "triton" else reference
+    tensors = (x, residual, weight, bias, running_mean, running_var)
+    return custom_op.run_function(*tensors, *numbers, backend, process_group)
 
 
 class BatchNormAct(nn.BatchNorm2d):
@@ -139,11 +137,6 @@ class BatchNormAct(nn.BatchNorm2d):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, negative_slope={self.negative_slope}, impl={self.impl!r}"
-
-
-def _matrix(x: Tensor) -> Tensor:
-    """[N, C, ...] as [N * ..., C], a view where x is channels_last."""
-    return x.movedim(1, -1).reshape(-1, x.shape[1])
 
 
 def _check_arguments(

@@ -19,6 +19,8 @@ from torch.nn import functional
 
 _FOLDED = 1024  # Columns, of which the sums stay in the L1 cache.
 _ROWS = 4096  # That a thread adds up one after the other.
+# Up to so many torch's own backward is faster, and from exact statistics good to 2e-6.
+_ROWS_BACKWARD = 32768
 _batch_norm_backward = torch.ops.aten.native_batch_norm_backward
 
 
@@ -141,6 +143,13 @@ def backward(
     if negative_slope != 1:
         inner = torch.ops.aten.leaky_relu_backward(grad, y, negative_slope, True)
     dtype, x, inner = x.dtype, x.to(saved.dtype), inner.to(saved.dtype)
+    if all_reduce is None and len(x) <= _ROWS_BACKWARD * torch.get_num_threads():
+        grad_x, grad_weight, grad_bias = _batch_norm_backward(
+            inner[..., None, None],
+            x[..., None, None],
+            *(weight, None, None, mean, invstd, True, eps, [True, True, True]),
+        )
+        return grad_x.view(x.shape).to(dtype), inner.to(dtype), grad_weight, grad_bias
     sums = []
     for piece, of_inner in _pieces(x, inner):
         long_mean, long_invstd = _folded(piece, mean, invstd)

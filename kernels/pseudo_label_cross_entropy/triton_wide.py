@@ -187,7 +187,6 @@ def wide_kernel(
     BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
     LANES: tl.constexpr,
-    UNROLL: tl.constexpr,
 ):
     program, programs = tl.program_id(0), tl.num_programs(0)
     TAIL: tl.constexpr = K % BLOCK != 0
@@ -205,7 +204,7 @@ def wide_kernel(
     for image in range(program, N, programs):
         tops, sums = none + NEG, none
         labels = tl.full([LANES], K, dtype=tl.int32)
-        for start in tl.range(0, inside, BLOCK, loop_unroll_factor=2 * UNROLL):
+        for start in tl.range(0, inside, BLOCK, loop_unroll_factor=2):
             tops, sums, labels = weak_block(
                 tops, sums, labels, weak_ptr, prior_weak_ptr, image, stride_weak, start,
                 K, HAS_PRIOR_WEAK, HARD, ALIGN, BLOCK, CHUNKS, LANES, True,
@@ -236,7 +235,7 @@ def wide_kernel(
                 0.0 if HARD else load_row(weak_ptr, image, stride_weak, cols, cols < K, ALIGN, True)
             )
             views = load_views(strong_ptr, image, N, stride_strong, cols, K, V, ALIGN, True)
-            for start in tl.range(0, inside, BLOCK, loop_unroll_factor=UNROLL):
+            for start in tl.range(0, inside, BLOCK, loop_unroll_factor=1):
                 this_weak, these = weak, views
                 cols = tl.minimum(start + BLOCK, inside - BLOCK) + tl.arange(0, BLOCK)
                 if not HARD:
@@ -280,7 +279,7 @@ def wide_kernel(
                 shifts = shifts + (shift_strong,)
                 factors = factors + (grad_scale / normaliser_strong,)
             if WITH_GRAD:
-                for start in tl.range(0, inside, BLOCK, loop_unroll_factor=UNROLL):
+                for start in tl.range(0, inside, BLOCK, loop_unroll_factor=1):
                     grad_block(
                         weak_ptr, strong_ptr, prior_weak_ptr, prior_strong_ptr, grad_ptr, image, N,
                         stride_weak, stride_strong, shift, inverse * grad_scale, label, shifts,

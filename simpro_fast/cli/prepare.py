@@ -32,6 +32,7 @@ from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.file_lock import locked
 from simpro_fast.utils.machine import cpu_cores
+from simpro_fast.utils.terminal import plain_table, rendered
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 _SHOWN = 50
@@ -267,11 +268,11 @@ def _table(checked: Checked, ignored: Ignored) -> Iterator[str]:
         f"{len(names)} classes, {totals['labeled']} labeled, {totals['unlabeled']} unlabeled, "
         f"{evaluated} val images, {sum(ignored.counts.values())} ignored"
     )
-    width = max(12, *(len(name) + 2 for name in names))
-    yield f"  {'class':<{width}}{'labeled':>10}{'val':>10}"
+    table = plain_table("  class", "labeled", "val")
     for name in names[:_SHOWN_CLASSES]:
         tested = counts["val"][name] + counts["test"][name]
-        yield f"  {name:<{width}}{counts['labeled'][name]:>10}{tested:>10}"
+        table.add_row(f"  {name}", str(counts["labeled"][name]), str(tested))
+    yield rendered(table, sys.stdout)
     if len(names) > _SHOWN_CLASSES:
         yield f"  ... and {len(names) - _SHOWN_CLASSES} more, all in report.json"
     for line in ignored.lines():

@@ -73,12 +73,10 @@ class DataConfig(Section):
     shift: int | None = Field(None, ge=0)
     """Largest shift of the random crop in pixels; None: an eighth of the side."""
     prefetch: int = Field(2, gt=0, le=64)
-    """Fetches that the pipeline prepares ahead."""
+    """Steps that the pipeline prepares ahead."""
     resident: Literal["auto", "device", "host"] = "auto"
     """Arrays of images on a GPU: in its memory, on the host, or (auto) in its memory if they take
     at most half of what is free when training starts. On a CPU they are on the host."""
-    steps_per_fetch: int = Field(1, gt=0, le=64)
-    """Steps whose batches one run of the pipeline makes (a fetch); never changes a batch."""
     hw_decoder_load: float = Field(0.65, ge=0, le=1)
     """Share of the JPEG files that a GPU decodes in its hardware decoder, where it has one."""
 

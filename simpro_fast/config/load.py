@@ -37,34 +37,26 @@ class _Loader(yaml.SafeLoader):
         return int(self.construct_scalar(node).replace("_", ""))
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
-
-
-# From an empty table, since PyYAML reads `on` as true and `1e-3` as text (YAML 1.1).
+# From an empty table, since PyYAML follows YAML 1.1: `on` is true, `010` eight and `1e-3` text.
 _Loader.yaml_implicit_resolvers = {}
-for _tag, _pattern, _first in (
-    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
-    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
-    ("int", r"^[-+]?[0-9][0-9_]*$", "-+0123456789"),
-    (
-        "float",
-        r"^(?:[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?"
-        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
-        "-+0123456789.",
-    ),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), list(_first))
+for _tag, _pattern in {
+    "bool": "true|True|TRUE|false|False|FALSE",
+    "null": "~|null|Null|NULL|",
+    "int": "[-+]?[0-9][0-9_]*",
+    "float": r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+}.items():
+    _resolver = f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$")
+    _Loader.add_implicit_resolver(*_resolver, first=[None])
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
 
 
 class _Dumper(yaml.SafeDumper):
     """Quotes every string that this loader or another one would read as something else."""
 
-
-_Dumper.yaml_implicit_resolvers = {
-    first: _Loader.yaml_implicit_resolvers.get(first, [])
-    + yaml.SafeDumper.yaml_implicit_resolvers.get(first, [])
-    for first in {*_Loader.yaml_implicit_resolvers, *yaml.SafeDumper.yaml_implicit_resolvers}
-}
+    yaml_implicit_resolvers = (
+        _Loader.yaml_implicit_resolvers | yaml.SafeDumper.yaml_implicit_resolvers
+    )
 
 
 def load_config(source: str | Path, overrides: list[str] | None = None) -> Config:

@@ -58,9 +58,8 @@ def build_loader(
 
     Views are of `dtype` where one launch makes them (small pictures on a GPU), else float32.
 
-    Raises `ConfigError` when the batch cannot be shared equally, when there are more ranks than
-    labeled or unlabeled images, or for several steps per fetch from files; `UserError` when DALI
-    is not installed.
+    Raises `ConfigError` when the batch cannot be shared equally or when there are more ranks than
+    labeled or unlabeled images; `UserError` when DALI is not installed.
     """
     layout = rank_layout(
         data, labeled_views=labeled_views, strong_views=strong_views, world_size=world_size
@@ -82,10 +81,5 @@ def build_loader(
         "num_threads": num_threads,
     }
     if isinstance(dataset, ImageListDataset) and dataset.in_files:
-        if data.steps_per_fetch > 1:
-            raise ConfigError(
-                f"data.steps_per_fetch={data.steps_per_fetch} is for arrays: decoding the files "
-                "takes the time, and it is by the file; set it to 1, or pack the images"
-            )
         return FileLoader(data, dataset, split, **arguments)
     return ArrayLoader(data, dataset, split, **arguments, dtype=dtype)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from itertools import pairwise
-from pathlib import Path
 
 import torch
 
@@ -48,7 +46,6 @@ def check_launch(config: Config) -> None:
             f"RANK={rank} of WORLD_SIZE={world} in the environment is impossible; "
             "start through deepspeed or torchrun, or unset both"
         )
-    _refuse_missing_hostfile()
     expected = config.distributed.expect_world_size
     if expected is not None and expected != world:
         raise ConfigError(
@@ -84,42 +81,6 @@ def check_launch(config: Config) -> None:
             "method.impl=triton needs a CUDA device (or TRITON_INTERPRET=1, for tests); "
             "use method.impl=auto or eager"
         )
-
-
-def _refuse_missing_hostfile() -> None:
-    """`deepspeed --hostfile TYPO` warns and trains on this machine alone; here it is an error.
-
-    The ranks are grandchildren of the `deepspeed` command, whose arguments /proc shows.
-    """
-    if "CROSS_SIZE" not in os.environ:  # set by DeepSpeed's launcher only
-        return
-    process = os.getppid()
-    for _ in range(4):
-        try:
-            words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
-            parent = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1]
-            folder = Path(f"/proc/{process}/cwd").resolve()
-        except (OSError, UnicodeDecodeError, IndexError):
-            return  # another user's process, or not Linux
-        named = _hostfile_in(words)
-        if named is not None and not (folder / named).is_file():
-            raise ConfigError(
-                f"deepspeed --hostfile {named}: no such file, so deepspeed would train on this "
-                "machine alone; correct the path, or leave out --hostfile"
-            )
-        process = int(parent)
-
-
-def _hostfile_in(words: list[str]) -> str | None:
-    """The value of --hostfile among the launcher's own arguments (they end at the script)."""
-    for word, following in pairwise(words):
-        if word.endswith(".py"):
-            return None
-        if word in ("-H", "--hostfile"):
-            return following
-        if word.startswith("--hostfile="):
-            return word.partition("=")[2]
-    return None
 
 
 def check_compile(config: Config, world_size: int, *, on_cpu: bool) -> None:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass, replace
+from typing import TextIO
+
+from rich.table import Table
+from rich.text import Text
+
+from simpro_fast.utils.terminal import rendered
 
 VERDICTS = ("ok", "skipped", "warning", "problem")
 """From best to worst."""
+_STYLES = dict(zip(VERDICTS, ("green", "dim", "yellow", "bold red"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -36,15 +44,14 @@ def merge(texts: list[bytes], hosts: list[str]) -> Line:
     return replace(line, found=f"rank {worst} on {hosts[worst]}{others}: {line.found}")
 
 
-def table(lines: list[Line]) -> str:
-    """The lines under each other, with each cure below its finding."""
-    width = max(len(line.check) for line in lines)
-    rows = []
+def table(lines: list[Line], file: TextIO | None = None) -> str:
+    """The lines under each other, with each cure below its finding, as `file` (stdout) shows it."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
     for line in lines:
-        rows.append(f"{line.verdict:<8} {line.check:<{width}}  {line.found}")
+        grid.add_row(Text(line.verdict, style=_STYLES[line.verdict]), line.check, line.found)
         if line.cure:
-            rows.append(f"{'':<8} {'':<{width}}  -> {line.cure}")
-    return "\n".join(rows)
+            grid.add_row("", "", f"-> {line.cure}")
+    return rendered(grid, sys.stdout if file is None else file)
 
 
 def closing(lines: list[Line]) -> str:

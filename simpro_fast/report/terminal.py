@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, TextIO
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from simpro_fast.report.runs import METHOD_TITLES, kl_of_uniform, run_labels
+from simpro_fast.utils.terminal import plain_table, rendered
 
 _MAX_ROWS = 20
 _MAX_NAME = 18
-_MIN_BAR, _MAX_BAR = 16, 40
-_BLOCK, _MARK = "\u2588", "\u2502"
-_BOLD, _RESET = "\033[1m", "\033[0m"
+_MIN_BAR, _MAX_BAR = 8, 40
+_ACCURACIES = {
+    "overall": "top1",
+    "mean of the classes": "top1_class_mean",
+    "many (> 100 labeled)": "many",
+    "medium (20 to 100)": "medium",
+    "few (< 20)": "few",
+    "mean of the last 20 evaluations": "top1_mean_last20",
+    "best evaluation": "top1_best",
+}
 
 
 def print_summary(
@@ -34,110 +45,90 @@ def print_summary(
     out = sys.stdout if file is None else file
     summaries = [summary] if compare is None else [summary, compare]
     labels = run_labels(summary, compare)
-    for one in summaries:
-        print(_heading(one, out), file=out)
-    for table in (_accuracy_table, _class_table, _distribution_table):
-        print(file=out)
-        for line in table(summaries, labels, out):
-            print(line, file=out)
+    width = shutil.get_terminal_size((100, 24)).columns
+    block, mark = _glyphs(out)
+    parts: list[RenderableType] = [
+        *map(_heading, summaries),
+        "",
+        _accuracy_table(summaries, labels),
+        "",
+        _class_table(summaries, labels),
+        "",
+        _distribution_table(summaries, labels, width, block, mark),
+    ]
+    if summary.get("pi_u_true"):
+        values = ", ".join(
+            f"{label} {_number(one.get('kl_pi_u'), 3)}"
+            for label, one in zip(labels, summaries, strict=True)
+        )
+        parts.append(
+            f"  {block} estimate, {mark} truth; KL(true || estimate) in nats: {values} "
+            f"(a uniform guess: {kl_of_uniform(summary['pi_u_true']):.3f})"
+        )
+    print(rendered(Group(*parts), out, width), file=out)
 
 
-def _heading(summary: dict[str, Any], out: TextIO) -> str:
+def _heading(summary: dict[str, Any]) -> Text:
     method = METHOD_TITLES.get(summary["method"], summary["method"])
     speed = summary.get("images_per_second")
     rate = f", {speed:,.0f} images/s" if speed is not None else ""
     seconds = summary.get("seconds")
     time = f" in {_duration(seconds)}" if seconds is not None else ""
-    title = _bold(f"{summary['name']}: {method}", out)
-    return f"{title}, seed {summary['seed']}, {summary['steps']:,} steps{time}{rate}"
+    title = (f"{summary['name']}: {method}", "bold")
+    return Text.assemble(title, f", seed {summary['seed']}, {summary['steps']:,} steps{time}{rate}")
 
 
-def _accuracy_table(
-    summaries: Sequence[dict[str, Any]], labels: Sequence[str], out: TextIO
-) -> list[str]:
-    rows = [
-        ("overall", "top1"),
-        ("mean of the classes", "top1_class_mean"),
-        ("many (> 100 labeled)", "many"),
-        ("medium (20 to 100)", "medium"),
-        ("few (< 20)", "few"),
-        ("mean of the last 20 evaluations", "top1_mean_last20"),
-        ("best evaluation", "top1_best"),
-    ]
-    width = max(10, *(len(label) + 2 for label in labels))
-    head = f"{'test accuracy, %':<34}" + "".join(f"{label:>{width}}" for label in labels)
-    lines = [_bold(head, out)]
-    for title, key in rows:
-        values = "".join(f"{_number(s.get(key), 1):>{width}}" for s in summaries)
-        lines.append(f"  {title:<32}{values}")
-    return lines
+def _accuracy_table(summaries: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table:
+    table = plain_table("test accuracy, %", *labels)
+    for title, key in _ACCURACIES.items():
+        table.add_row(f"  {title}", *(_number(s.get(key), 1) for s in summaries))
+    return table
 
 
-def _class_table(
-    summaries: Sequence[dict[str, Any]], labels: Sequence[str], out: TextIO
-) -> list[str]:
+def _class_table(summaries: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table:
     """Accuracy of each class, or of each group of neighbours, beside its labeled images."""
-    groups, titles, width = _rows(summaries[0])
-    columns = [("labeled", [_total(summaries[0]["labeled_counts"], g) for g in groups])]
-    for summary, label in zip(summaries, labels, strict=True):
-        columns.append((label, [_number(_mean(summary["per_class"], g), 1) for g in groups]))
-    heads = "".join(f"{head:>{max(10, len(head) + 2)}}" for head, _ in columns)
-    lines = [_bold(f"{'test accuracy, %':<{width}}{heads}", out)]
-    for row, title in enumerate(titles):
-        cells = "".join(f"{cells[row]:>{max(10, len(head) + 2)}}" for head, cells in columns)
-        lines.append(f"  {title:<{width - 2}}{cells}")
-    return lines
+    table = plain_table("test accuracy, %", "labeled", *labels)
+    for title, group in _rows(summaries[0]):
+        values = (_number(_mean(summary["per_class"], group), 1) for summary in summaries)
+        table.add_row(title, _total(summaries[0]["labeled_counts"], group), *values)
+    return table
 
 
 def _distribution_table(
-    summaries: Sequence[dict[str, Any]], labels: Sequence[str], out: TextIO
-) -> list[str]:
+    summaries: Sequence[dict[str, Any]], labels: Sequence[str], width: int, block: str, mark: str
+) -> Table:
     """Shares of the classes in the unlabeled set: the truth, and every run's estimate as a bar."""
-    first = summaries[0]
-    groups, titles, width = _rows(first)
-    truth = _sums(first["pi_u_true"], groups) if first.get("pi_u_true") else None
-    estimates = [_sums(summary["pi_u"], groups) for summary in summaries]
-    space = shutil.get_terminal_size((100, 24)).columns - width - 20
-    bar_width = max(_MIN_BAR, min(_MAX_BAR, space // len(summaries) - 11))
-    block, mark = _glyphs(out)
-    top = max(max(shares) for shares in [*estimates, truth or [0.0]]) or 1.0
-    head = f"{'unlabeled set':<{width}}{'images':>10}{'true':>10}"
+    first, rows = summaries[0], _rows(summaries[0])
+    images = [_total(first.get("unlabeled_counts"), group) for _, group in rows]
+    true = first.get("pi_u_true")
+    truths = [_sum(true, group) for _, group in rows] if true else []
+    shares = [[_sum(summary["pi_u"], group) for summary in summaries] for _, group in rows]
+    top = max(truths + [share for row in shares for share in row]) or 1.0
+    space = (width - 32 - max(9, *map(len, images))) // len(summaries) - 11
+    bar_width = max(_MIN_BAR, min(_MAX_BAR, space))
+    table = plain_table("unlabeled set", "images", "true")
     for label in labels:
-        head += f"  {label + ' estimate':<{bar_width + 9}}"
-    lines = [_bold(head.rstrip(), out)]
-    for row, title in enumerate(titles):
-        line = f"  {title:<{width - 2}}{_total(first.get('unlabeled_counts'), groups[row]):>10}"
-        true_share = None if truth is None else truth[row]
-        line += _percent(true_share)
-        for shares in estimates:
-            bar = _bar(shares[row], true_share, top, bar_width, block, mark)
-            line += f"{_percent(shares[row])} {bar}"
-        lines.append(line.rstrip())
-    values = ", ".join(
-        f"{label} {_number(summary.get('kl_pi_u'), 3)}"
-        for label, summary in zip(labels, summaries, strict=True)
-    )
-    if truth is not None:
-        guess = kl_of_uniform(first["pi_u_true"])
-        lines.append(f"  {block} estimate, {mark} truth; KL(true || estimate) in nats: {values}")
-        lines[-1] += f" (a uniform guess: {guess:.3f})"
-    return lines
-
-
-def _rows(summary: dict[str, Any]) -> tuple[list[range], list[str], int]:
-    """Groups of classes, their titles, and the width of the first column."""
-    names = [str(name) for name in summary["class_names"]]
-    groups = _groups(len(names))
-    titles = [_group_title(group, names) for group in groups]
-    return groups, titles, max(18, *(len(title) + 2 for title in titles))
+        table.add_column(Text(f"{label} estimate", style="bold"), no_wrap=True)
+    for row, (title, _) in enumerate(rows):
+        truth = truths[row] if truths else None
+        bars = (
+            f"{_percent(share):>9} {_bar(share, truth, top, bar_width, block, mark)}"
+            for share in shares[row]
+        )
+        table.add_row(title, images[row], _percent(truth), *bars)
+    return table
 
 
 def _bar(share: float, truth: float | None, top: float, width: int, block: str, mark: str) -> str:
-    cells = [block] * round(share / top * width)
-    cells += [" "] * (width - len(cells))
-    if truth is not None:
-        cells[min(width - 1, max(0, round(truth / top * width) - 1))] = mark
-    return "".join(cells)
+    cells = f"{block * round(share / top * width):<{width}}"
+    at = min(width - 1, max(0, round((truth or 0.0) / top * width) - 1))
+    return cells if truth is None else cells[:at] + mark + cells[at + 1 :]
+
+
+def _rows(summary: dict[str, Any]) -> list[tuple[str, range]]:
+    """Titles and groups of classes."""
+    names = [str(name) for name in summary["class_names"]]
+    return [(f"  {_group_title(group, names)}", group) for group in _groups(len(names))]
 
 
 def _groups(num_classes: int) -> list[range]:
@@ -163,8 +154,8 @@ def _mean(values: Sequence[float | None] | None, group: range) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _sums(values: Sequence[float], groups: Sequence[range]) -> list[float]:
-    return [sum(values[k] for k in group) for group in groups]
+def _sum(values: Sequence[float], group: range) -> float:
+    return sum(values[k] for k in group)
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -172,7 +163,7 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _percent(share: float | None) -> str:
-    return f"{'-':>10}" if share is None else f"{100 * share:>8.1f} %"
+    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def _duration(seconds: float) -> str:
@@ -182,15 +173,7 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _bold(text: str, out: TextIO) -> str:
-    styled = out.isatty() and "NO_COLOR" not in os.environ
-    return f"{_BOLD}{text}{_RESET}" if styled else text
-
-
 def _glyphs(out: TextIO) -> tuple[str, str]:
     """Block and mark in the encoding of the output."""
-    try:
-        (_BLOCK + _MARK).encode(out.encoding or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return "#", "|"
-    return _BLOCK, _MARK
+    unicode = (out.encoding or "utf-8").lower().startswith("utf")
+    return ("\u2588", "\u2502") if unicode else ("#", "|")

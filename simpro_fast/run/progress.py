@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from typing import TextIO
@@ -53,6 +54,8 @@ class Progress:
             f"step {step:>{len(str(self._total))}}/{self._total}  {rate} images/s  ETA {eta}  "
             f"loss {loss:.3f}  mask {mask_rate:.2f}{distance}"
         )
+        if self._live:  # a line that breaks could not be written over
+            text = text[: shutil.get_terminal_size().columns - 1]
         self._write("\r" + text.ljust(self._width) if self._live else text + "\n")
         self._width = len(text)
 

@@ -31,7 +31,6 @@ MAY_CHANGE = (
     "output_dir",
     "data.resident",
     "data.prefetch",
-    "data.steps_per_fetch",
     "data.on_bad_image",  # changes nothing but what happens at a damaged file
 )
 

@@ -73,7 +73,11 @@ class CudaRecorder:
         return result
 
     def record(self, function: Callable[[], MethodOutput]) -> MethodOutput:
-        with torch.cuda.graph(self._graph, stream=self._stream):
+        # Of this thread alone: the data pipeline's allocates and waits meanwhile.
+        capture = torch.cuda.graph(
+            self._graph, stream=self._stream, capture_error_mode="thread_local"
+        )
+        with capture:
             return function()
 
     def replay(self) -> None:
@@ -104,7 +108,11 @@ class StepGraph:
                 torch.empty_like(batch.targets),
                 batch.truth,  # diagnostics, which are no part of the step
             )
-            self._lr, self._decay = (batch.views.new_empty(()) for _ in range(2))
+            # float32 beside views that may come in bfloat16, where a decay of 0.999 would be 1.
+            device = batch.views.device
+            self._lr, self._decay = (
+                torch.empty((), dtype=torch.float32, device=device) for _ in range(2)
+            )
         self._static.views.copy_(batch.views)
         self._static.targets.copy_(batch.targets)
         self._lr.fill_(lr)

@@ -9,29 +9,59 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, clean_environment
+from tests import processes
+from tests.conftest import ROOT
+from tests.processes import clean_environment
+
+DIGITS = ["--smoke", "--recipe", "digits", "data.mu=2", "distributed.engine=plain"]
 
 
-def run(*command: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+def bench(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python bench/NAME arguments...`"""
+    environment = {**clean_environment(), "OMP_NUM_THREADS": "1"}
+    more = {"folder": ROOT, "environment": environment, "timeout": 300}
+    return processes.run(processes.script, f"{ROOT}/bench/{name}", arguments, **more)
+
+
+def gpu_check(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command,
+        ["bench/gpu_check.sh", *arguments],
         cwd=ROOT,
         env={**clean_environment(), "OMP_NUM_THREADS": "1", "PYTHON": sys.executable},
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=300,
     )
 
 
+def steps_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert all(float(row["views_per_second"]) > 0 and row["torch"] for row in rows)
+    return rows
+
+
+def test_the_step_bench_times_every_part(tmp_path: Path) -> None:
+    target = tmp_path / "step.csv"
+    size = ["data.batch_size=8", "data.mu=2", "distributed.engine=plain"]
+    done = bench("bench_step.py", "--steps=1", f"--output={target}", *size)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["part"] for row in steps_of(target)] == ["data", "train", "full"]
+
+
+@pytest.mark.parametrize("op", ["adjusted", pytest.param("pseudo_label", marks=pytest.mark.slow)])
+def test_the_kernel_benches_run(op: str) -> None:
+    done = bench(f"bench_{op}_cross_entropy.py", "--smoke")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
 def test_the_gpu_check_runs_on_a_cpu(tmp_path: Path) -> None:
-    done = run("bench/gpu_check.sh", "--device", "cpu", "--smoke", "--output", str(tmp_path))
+    done = gpu_check("--device", "cpu", "--smoke", "--output", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "== all parts done" in done.stdout
     assert (tmp_path / "log.txt").read_text(encoding="utf-8").startswith("== machine")
-    with (tmp_path / "step.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["part"] for row in rows] == ["train", "data", "full"]
-    assert all(float(row["views_per_second"]) > 0 and row["torch"] for row in rows)
+    assert [row["part"] for row in steps_of(tmp_path / "step.csv")] == ["train", "data", "full"]
 
 
 def test_the_gpu_check_says_that_there_is_no_gpu(tmp_path: Path) -> None:
@@ -39,54 +69,35 @@ def test_the_gpu_check_says_that_there_is_no_gpu(tmp_path: Path) -> None:
 
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    done = run("bench/gpu_check.sh", "--output", str(tmp_path))
+    done = gpu_check("--output", str(tmp_path))
     assert done.returncode == 1
     assert "no CUDA device is visible to torch" in done.stdout + done.stderr
 
 
 def test_ours_and_the_baseline_do_the_same_mathematics() -> None:
     """The bench refuses to time two programs whose losses or updates differ."""
-    done = run(
-        sys.executable,
-        "bench/end_to_end.py",
-        "--smoke",
-        "--recipe",
-        "digits",
-        "--part",
-        "train",
-        "data.mu=2",
-        "distributed.engine=plain",
-    )
+    done = bench("end_to_end.py", *DIGITS, "--part", "train")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "same losses and weights from the same batches for 3 steps" in done.stdout
+    assert "same losses, weights and priors from the same batches for 3 steps" in done.stdout
     assert "digits        train" in done.stdout
 
 
 def test_another_method_is_refused_before_anything_is_timed() -> None:
-    done = run(
-        sys.executable,
-        "bench/end_to_end.py",
-        "--smoke",
-        "--recipe",
-        "digits",
-        "data.mu=2",
-        "distributed.engine=plain",
-        "method.adjust_loss=false",
-    )
+    done = bench("end_to_end.py", *DIGITS, "method.adjust_loss=false")
     assert done.returncode == 1
     assert "of ours and of the baseline differ by" in done.stderr
     assert "nothing is timed" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_scaling_measures_two_ranks() -> None:
-    done = run(sys.executable, "bench/scaling.py", "--smoke")
+    done = bench("scaling.py", "--smoke")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "weak     2 ranks" in done.stdout
     assert " collectives, " in done.stdout
 
 
 def test_the_data_bench_compares_all_sides() -> None:
-    done = run(sys.executable, "bench/bench_data.py", "--smoke")
+    done = bench("bench_data.py", "--smoke")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if "views/s" in line]
     sides = ["ours", "pillow", "dali_stock", "torchvision_tensor", "torchvision_pil"]
@@ -95,8 +106,9 @@ def test_the_data_bench_compares_all_sides() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_parts_of_the_data_are_measured() -> None:
-    done = run(sys.executable, "bench/data_parts.py", "--smoke")
+    done = bench("data_parts.py", "--smoke")
     assert done.returncode == 0, done.stdout + done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [
         "digits",

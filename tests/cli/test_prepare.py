@@ -22,10 +22,13 @@ from simpro_fast.data.files.decode import Facts, check_file
 from simpro_fast.data.files.manifest import read_manifest
 from simpro_fast.data.files.packed import is_packed, pack
 from simpro_fast.errors import UserError
+from simpro_fast.utils.atomic_write import replacing
+from tests import processes
 from tests.conftest import ROOT
 from tests.data.image_folders import cut, picture, save, tidy
 from tests.data.tar_shards import as_shards, write_tar
 
+SCRIPT = str(ROOT / "launch/prepare.py")
 BAD = ("cats/trunc.jpg", "dogs/empty.jpg", "owls/note.jpg")
 
 
@@ -362,19 +365,17 @@ def test_interruption_leaves_no_manifest_and_remembers(
     assert "32 files decoded, 10 known from before" in capsys.readouterr().out
 
 
+def _end_while_writing(path: Path) -> None:
+    with replacing(path) as file:
+        file.write(b"half")
+        file.flush()
+        os._exit(9)
+
+
 def test_leftovers_of_a_killed_process_are_removed(root: Path) -> None:
     (root / "out").mkdir()
-    code = (
-        "import os, sys\n"
-        "from pathlib import Path\n"
-        "from simpro_fast.utils.atomic_write import replacing\n"
-        "with replacing(Path(sys.argv[1])) as file:\n"
-        "    file.write(b'half')\n"
-        "    file.flush()\n"
-        "    os._exit(9)\n"
-    )
     for name in ("packed_16.npy", ".prepare_cache.csv", "manifest.csv"):
-        subprocess.run([sys.executable, "-c", code, str(root / "out" / name)], check=False)
+        assert processes.run(_end_while_writing, root / "out" / name).returncode == 9
     (root / "out/.packed_notes.txt").write_text("somebody's own")
     assert len(list((root / "out").iterdir())) == 4
     assert run(root) == 0
@@ -386,18 +387,9 @@ def test_leftovers_of_a_killed_process_are_removed(root: Path) -> None:
 
 
 def test_full_disk_while_packing(root: Path) -> None:
-    code = (
-        "import resource, signal, sys\n"
-        "from simpro_fast.cli.prepare import main\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
     arguments = ["--labeled", f"{root}/labeled", "--unlabeled", f"{root}/unlabeled"]
     arguments += ["--output", f"{root}/out", "--pack", "64"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
-    )
+    done = processes.run(processes.with_small_files, 60_000, processes.script, SCRIPT, arguments)
     assert done.returncode == 1, done.stdout
     assert len(done.stderr.splitlines()) == 1
     assert "packed_64.npy: cannot be written (File too large; free some space" in done.stderr
@@ -428,25 +420,19 @@ def test_failed_packing_leaves_the_earlier_array_whole(root: Path) -> None:
     assert is_packed(earlier, root / "out", 16)
 
 
+def _prepare(arguments: list[str]) -> None:
+    sys.exit(prepare.main(arguments))
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="another user is needed to be refused")
 def test_files_and_folders_without_permission(open_path: Path) -> None:
     """Each one line with the path and the cure; a file is one of the problems."""
     root = tidy(open_path)
-    code = (
-        "import os, sys\n"
-        "from simpro_fast.cli.prepare import main\n"
-        "os.setgid(65534); os.setuid(65534)\n"
-        "sys.exit(main(sys.argv[1:]))\n"
-    )
     arguments = ["--labeled", f"{root}/labeled", "--unlabeled", f"{root}/unlabeled"]
 
     def refused(output: Path) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments, "--output", str(output)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = (_prepare, [*arguments, "--output", str(output)])
+        done = processes.run(processes.as_nobody, *command)
         assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
         return done
 
@@ -468,19 +454,16 @@ def test_files_and_folders_without_permission(open_path: Path) -> None:
 
 def test_several_processes_at_once(root: Path) -> None:
     """Case 6: all succeed, and what they wrote is whole."""
-    script = str(ROOT / "launch/prepare.py")
     arguments = ["--labeled", f"{root}/labeled", "--unlabeled", f"{root}/unlabeled"]
     arguments += ["--val", f"{root}/val", "--output", f"{root}/out", "--pack", "16"]
     started = [
-        subprocess.Popen(
-            [sys.executable, script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        for _ in range(4)
+        (processes.start(processes.script, SCRIPT, arguments, output=output), output)
+        for output in (root / f"said{n}" for n in range(4))
     ]
-    said = [process.communicate(timeout=120)[0].decode() for process in started]
-    assert [process.returncode for process in started] == [0] * 4, said
-    assert sum("42 files decoded, 0 known" in text for text in said) == 1
-    assert sum("0 files decoded, 42 known" in text for text in said) == 3
+    done = [processes.finish(*process) for process in started]
+    assert [process.returncode for process in done] == [0] * 4, done
+    assert sum("42 files decoded, 0 known" in process.stdout for process in done) == 1
+    assert sum("0 files decoded, 42 known" in process.stdout for process in done) == 3
     assert len(np.load(root / "out/packed_16.npy")) == len(
         read_manifest(root / "out/manifest.csv").rows
     )

@@ -23,8 +23,9 @@ from simpro_fast.fault_tolerance.stop_requests import StopRequests
 from simpro_fast.run.lock import RunLock, lock_path
 from simpro_fast.run.tensorboard import TensorBoardLog
 from simpro_fast.utils.logs import FOUND_BY_ALL, log_to_terminal
-from tests.conftest import TRAIN, clean_environment
+from tests.conftest import TRAIN
 from tests.distributed.command_ranks import CommandRanks
+from tests.processes import clean_environment
 
 MakeConfig = Callable[..., Config]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from simpro_fast.cli.train import parse_arguments
 from simpro_fast.config import dump_config
 from simpro_fast.errors import ConfigError
 from tests.conftest import TINY
+from tests.processes import free_port
 
 Run = Callable[..., "CompletedProcess[str]"]
 BIN = Path(sys.executable).parent
@@ -65,13 +65,14 @@ def test_three_launchers_give_the_same_losses(
     assert [row["loss"] for row in metrics(tmp_path, "again")] == losses["python"]
 
 
+@pytest.mark.slow
 def test_two_ranks_through_the_launcher(
     train_command: Run, config_file: Path, tmp_path: Path
 ) -> None:
     options = ["distributed.engine=deepspeed", "train.steps=2", "train.period=1"]
     done = train_command(
         *["--config", str(config_file), *options, "name=two", "distributed.expect_world_size=2"],
-        launcher=[str(BIN / "deepspeed"), "--num_gpus=2", f"--master_port={_free_port()}"],
+        launcher=[str(BIN / "deepspeed"), "--num_gpus=2", f"--master_port={free_port()}"],
     )
     assert done.returncode == 0, done.stderr
     assert "2 rank(s)" in done.stdout
@@ -79,12 +80,6 @@ def test_two_ranks_through_the_launcher(
     assert alone.returncode == 0, alone.stderr
     first = [metrics(tmp_path, name)[0]["loss"] for name in ("one", "two")]
     assert first[1] == pytest.approx(first[0], rel=1e-5)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def test_second_start_says_that_the_run_is_finished(train_command: Run, config_file: Path) -> None:
@@ -217,6 +212,7 @@ def test_starts_without_a_compiler(train_command: Run, config_file: Path, tmp_pa
         str(config_file),
         "distributed.engine=deepspeed",
         env={"PATH": str(tools), "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")},
+        launcher=[sys.executable],
     )
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "extensions").exists()
@@ -235,10 +231,11 @@ def test_without_deepspeed_the_error_has_the_cure(
     blocked = tmp_path / "blocked" / "deepspeed"
     blocked.mkdir(parents=True)
     (blocked / "__init__.py").write_text("raise ImportError('not here')\n")
-    env = {"PYTHONPATH": str(blocked.parent)}
-    done = train_command("--config", str(config_file), "distributed.engine=deepspeed", env=env)
+    anew: dict[str, Any] = {"env": {"PYTHONPATH": str(blocked.parent)}}
+    anew["launcher"] = [sys.executable]
+    done = train_command("--config", str(config_file), "distributed.engine=deepspeed", **anew)
     assert done.returncode == 1
     assert "pip install deepspeed" in done.stderr
     assert "distributed.engine=plain" in done.stderr
-    plain = train_command("--config", str(config_file), env=env)
+    plain = train_command("--config", str(config_file), **anew)
     assert plain.returncode == 0, plain.stderr

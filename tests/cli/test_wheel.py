@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -9,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, clean_environment
+from tests.conftest import ROOT
+from tests.processes import clean_environment
 
 SOURCES = ("simpro_fast", "kernels", "configs", "setup.py", "pyproject.toml", "README.md")
 
@@ -19,8 +21,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy of the sources, so that no build folder is left in the tree."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
-    source.mkdir()
-    subprocess.run(["cp", "-r", *[str(ROOT / s) for s in SOURCES], str(source)], check=True)
+    no_cache = shutil.ignore_patterns("__pycache__")  # others may be writing to it
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=no_cache)
+        else:
+            shutil.copy(ROOT / name, source / name)
     subprocess.run(
         [
             *[sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps"],

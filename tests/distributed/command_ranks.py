@@ -1,29 +1,21 @@
 """Ranks of the training command for tests: started directly, watched, killed, with a time-out.
 
-They are forked from a server that has imported everything once, so a start takes a fraction of a
-second; each gets its own session, so that whatever it leaves behind can be found.
+Each has its own session, so that whatever it leaves behind can be found.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from simpro_fast.config import Config, dump_config
 from simpro_fast.run.checkpoint import list_checkpoints, step_of
+from tests.processes import clean_environment, free_port, start
 
 TIMEOUT = 90.0
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.distributed.command_ranks", "tests.distributed.preload"])
 
 
 class CommandRanks:
@@ -46,15 +38,21 @@ class CommandRanks:
         self._log.mkdir(parents=True, exist_ok=True)
         file = folder / "config.yaml"
         file.write_text(dump_config(config))
-        port = free_port()
+        launched = {
+            **clean_environment(),
+            "WORLD_SIZE": str(world_size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+        }
         self.processes = [
-            _context.Process(
-                target=_rank_main, args=(rank, world_size, port, str(file), str(self._log), change)
+            start(
+                _rank_main,
+                *(rank, str(file), change),
+                output=self._log / f"rank{rank}",
+                environment={**launched, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             )
             for rank in range(world_size)
         ]
-        for process in self.processes:
-            process.start()
 
     def wait(self, timeout: float = TIMEOUT) -> list[int]:
         """Exit codes by rank. A rank that is still there after `timeout` fails the test."""
@@ -132,41 +130,9 @@ def half_written(config: Config) -> list[Path]:
     return list((config.run_dir / "checkpoints").glob(".step_*"))
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def _rank_main(
-    rank: int,
-    world_size: int,
-    port: int,
-    file: str,
-    log: str,
-    change: Callable[[int], None] | None,
-) -> None:
-    os.setsid()
-    for number, name in ((1, "out"), (2, "err")):
-        target = os.open(f"{log}/rank{rank}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(target, number)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    environment: dict[str, Any] = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": world_size,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        "DS_ACCELERATOR": "cpu",
-    }
-    os.environ.update({k: str(v) for k, v in environment.items()})
-    torch.set_num_threads(1)
+def _rank_main(rank: int, file: str, change: Callable[[int], None] | None) -> None:
     from simpro_fast.cli.train import main
 
     if change is not None:
         change(rank)
-    code = main(["--config", file])
-    sys.stdout.flush()
-    sys.exit(code)
+    sys.exit(main(["--config", file]))

@@ -1,7 +1,7 @@
 """Runs functions on several gloo ranks for tests, with a hang time-out.
 
-Starting ranks takes seconds, so tests share them: `shared_ranks(2)` are two processes that wait
-for work until the test session ends.
+Tests share them: `shared_ranks(2)` are two processes that wait for work until the test session
+ends.
 """
 
 import atexit
@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +19,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+
+from tests.processes import start
 
 
 class GlooRanks:
@@ -27,14 +29,12 @@ class GlooRanks:
     def __init__(self, world_size: int, timeout: int = 90) -> None:
         self.world_size, self.timeout = world_size, timeout
         self._folder = TemporaryDirectory()
-        context = mp.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(world_size):
-            ours, theirs = context.Pipe()
+            ours, theirs = Pipe()
             arguments = (rank, world_size, Path(self._folder.name), timeout, theirs)
-            process = context.Process(target=_serve, args=arguments, daemon=True)
-            process.start()
+            process = start(_serve, *arguments, daemon=True)
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
@@ -103,7 +103,6 @@ def run_ranks(function: Callable[..., Any], *args: Any, world_size: int = 2) -> 
 
 
 def _serve(rank: int, world_size: int, folder: Path, timeout: int, pipe: Connection) -> None:
-    torch.set_num_threads(1)
     # Ranks meet in a file, so that no port has to be chosen.
     dist.init_process_group(
         "gloo",

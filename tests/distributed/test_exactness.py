@@ -1,4 +1,4 @@
-"""One rank, two or four: the same curve, priors and counts (cases 20 and 33)."""
+"""One rank, two or four: the same curve, priors and counts."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ REAL_NETS = {
 }
 
 
+def slow(*values: Any) -> Any:
+    """A parameter set that a faster one stands for in `make test`."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def _assert_same_run(found: list[dict[str, Any]], one: dict[str, Any], tolerance: float) -> None:
     assert_close(mean_losses(found), one["losses"], tolerance)
     for key in ("priors", "kl"):
@@ -38,43 +43,49 @@ def _assert_same_run(found: list[dict[str, Any]], one: dict[str, Any], tolerance
     assert all(rank["equal"] for rank in found)
 
 
-def test_fifty_steps_on_one_two_and_four_ranks(tiny: MakeConfig) -> None:
+@pytest.mark.parametrize(("steps", "world_sizes"), [(20, (2,)), slow(50, (2, 4))])
+def test_many_steps(tiny: MakeConfig, steps: int, world_sizes: tuple[int, ...]) -> None:
     """fp32, smooth activation, brighter images on the last ranks, five updates of the priors."""
-    changes = {"model.activation": "silu", "optim.lr": 0.02, "train.steps": 100, "train.period": 10}
-    tree = dump(tiny(changes))
-    (one,) = on_ranks(1, curves, tree, 50, HalfBrighter)
+    changes = {"model.activation": "silu", "optim.lr": 0.02, "train.steps": 100}
+    tree = dump(tiny({**changes, "train.period": steps // 5}))
+    (one,) = on_ranks(1, curves, tree, steps, HalfBrighter)
     assert one["losses"].isfinite().all() and one["kl"][-1] != one["kl"][0]
-    for world_size in (2, 4):
-        found = on_ranks(world_size, curves, tree, 50, HalfBrighter)
+    for world_size in world_sizes:
+        found = on_ranks(world_size, curves, tree, steps, HalfBrighter)
         assert (found[0]["losses"] - found[-1]["losses"]).abs().max() > 0.01
         _assert_same_run(found, one, 1e-5)
 
 
-@pytest.mark.parametrize("precision", ["fp64", "fp32"])
-def test_wide_resnet(tiny: MakeConfig, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("precision", "world_sizes"),
+    [("fp64", (2,)), ("fp32", (2,)), slow("fp64", (4,)), slow("fp32", (4,))],
+)
+def test_wide_resnet(tiny: MakeConfig, precision: str, world_sizes: tuple[int, ...]) -> None:
     """float64: three steps with an update of the priors; fp32: two, before kinks flip."""
     changes = {"model.name": "wrn_28_2", "train.period": 2, "train.precision": precision}
     tree = dump(tiny({**REAL_NETS, **changes}))
     steps, tolerance = (3, 1e-10) if precision == "fp64" else (2, 1e-5)
     (one,) = on_ranks(1, curves, tree, steps, HalfBrighter)
     assert one["losses"].isfinite().all() and one["priors"][0, 3].sum() > 0
-    for world_size in (2, 4):
+    for world_size in world_sizes:
         _assert_same_run(on_ranks(world_size, curves, tree, steps, HalfBrighter), one, tolerance)
 
 
-def test_resnet50_through_deepspeed(tiny: MakeConfig) -> None:
+@pytest.mark.parametrize(
+    ("precision", "batch", "steps", "tolerance", "world_size"),
+    [("fp32", 16, 1, 1e-5, 2), slow("fp64", 8, 2, 1e-10, 4)],
+)
+def test_resnet50_through_deepspeed(
+    tiny: MakeConfig, precision: str, batch: int, steps: int, tolerance: float, world_size: int
+) -> None:
     """float64: two steps, an update of the priors after each. fp32: the first loss only.
 
     A fresh ResNet-50 is too close to its kinks for more: its gradient in fp32 has a relative error
     of 1e-2 on a single rank as well, with torch's own batch norm (5e-5 with SiLU in its place).
     """
     changes = {**REAL_NETS, "model.name": "resnet50", "distributed.engine": "deepspeed"}
-    for precision, batch, steps, tolerance, world_size in (
-        ("fp64", 8, 2, 1e-10, 4),
-        ("fp32", 16, 1, 1e-5, 2),
-    ):
-        more = {"train.period": 1, "train.precision": precision, "data.batch_size": batch}
-        tree = dump(tiny({**changes, **more}))
-        (one,) = on_ranks(1, curves, tree, steps, HalfBrighter)
-        found = on_ranks(world_size, curves, tree, steps, HalfBrighter)
-        _assert_same_run(found, one, tolerance)
+    more = {"train.period": 1, "train.precision": precision, "data.batch_size": batch}
+    tree = dump(tiny({**changes, **more}))
+    (one,) = on_ranks(1, curves, tree, steps, HalfBrighter)
+    found = on_ranks(world_size, curves, tree, steps, HalfBrighter)
+    _assert_same_run(found, one, tolerance)

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.conftest import TINY, TRAIN, clean_environment
-from tests.distributed.test_launch import free_port
+from tests.conftest import TINY, TRAIN
+from tests.processes import clean_environment, free_port
 
 DEEPSPEED = str(Path(sys.executable).parent / "deepspeed")
-TIMEOUT = 120
+TIMEOUT = 240
 HOSTS = ("simpro-a", "simpro-b")
 NAMESPACES = tuple(f"{host}-{os.getpid()}" for host in HOSTS)
 ADDRESSES = ("10.77.0.1", "10.77.0.2")

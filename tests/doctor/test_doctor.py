@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,8 @@ from simpro_fast.data.splits.build import make_split
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.doctor import data, examine, machine, ranks, speed
 from simpro_fast.doctor.table import Line, closing, merge, table
-from tests.conftest import ROOT, clean_environment
-from tests.distributed.test_launch import free_port
+from tests.conftest import ROOT
+from tests.processes import clean_environment, finish, free_port, script, start
 
 DOCTOR = str(ROOT / "launch" / "doctor.py")
 CHECKS = ["machine", "versions", "ranks", "links", "clocks", "folder", "disk"]
@@ -115,18 +113,13 @@ def test_two_ranks_whose_folder_is_not_shared(tmp_path: Path) -> None:
     for rank in range(2):
         env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
         env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        command = [sys.executable, DOCTOR, "--output", str(tmp_path / f"disk{rank}"), PLAIN]
-        ranks.append(
-            subprocess.Popen(
-                [*command, "--json", str(tmp_path / "doctor.json")],
-                env={**clean_environment(), **env},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    outputs = [process.communicate(timeout=120) for process in ranks]
-    assert [process.returncode for process in ranks] == [1, 1], outputs
+        arguments = ["--output", str(tmp_path / f"disk{rank}"), PLAIN]
+        arguments += ["--json", str(tmp_path / "doctor.json")]
+        environment, output = {**clean_environment(), **env}, tmp_path / f"rank{rank}"
+        process = start(script, DOCTOR, arguments, environment=environment, output=output)
+        ranks.append((process, output))
+    done = [finish(*rank) for rank in ranks]
+    assert [rank.returncode for rank in done] == [1, 1], done
     checks = json.loads((tmp_path / "doctor.json").read_text())["checks"]
     assert [line["check"] for line in checks if line["verdict"] == "problem"] == ["folder"]
     found = {line["check"]: line["found"] for line in checks}
@@ -134,7 +127,7 @@ def test_two_ranks_whose_folder_is_not_shared(tmp_path: Path) -> None:
     assert "gloo" in found["links"] and "GB/s" in found["links"]
     assert "clocks differ by at most" in found["clocks"]
     assert "is not shared" in found["folder"]
-    assert outputs[1][0] == "", "rank 0 speaks for all"
+    assert done[1].stdout == "", "rank 0 speaks for all"
 
 
 def test_merging_the_lines_of_many_ranks() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from simpro_fast.config import Config
+from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.engine.base import PrecisionForward, views_dtype
 from simpro_fast.models.build import build_model
 
@@ -18,7 +19,8 @@ def test_views_may_come_as_autocast_would_make_them(
 ) -> None:
     config = tiny({"train.precision": "bf16", "model.name": network, "model.bn_momentum": None})
     model = build_model(config.model, 10, 16)
-    forward = PrecisionForward(config, model, torch.device("cpu")).eval()
+    ranks = Ranks(0, 0, 1, 1, torch.device("cpu"))
+    forward = PrecisionForward(config, model, ranks).eval()
     views = torch.randn(4, 3, 16, 16).contiguous(memory_format=torch.channels_last)
     assert views_dtype(config) == torch.bfloat16
     with torch.no_grad():

@@ -19,15 +19,20 @@ from simpro_fast.fault_tolerance.stop_requests import PREEMPTED, StopRequests
 from simpro_fast.run.checkpoint import newest_whole
 from simpro_fast.training import trainer as module
 from simpro_fast.training.trainer import Trainer
-from tests.conftest import TRAIN, clean_environment
-from tests.distributed.command_ranks import CommandRanks, free_port, newest_step, processes_of
+from tests.conftest import TRAIN
+from tests.distributed.command_ranks import CommandRanks, newest_step, processes_of
 from tests.distributed.outcomes import Outcome, outcome
+from tests.processes import clean_environment, free_port
 
 MakeConfig = Callable[..., Config]
 
 
 @pytest.mark.parametrize(
-    ("number", "to"), [(signal.SIGTERM, (1,)), (signal.SIGUSR1, (0, 1))], ids=["one", "all"]
+    ("number", "to"),
+    [
+        pytest.param(signal.SIGTERM, (1,), id="one"),
+        pytest.param(signal.SIGUSR1, (0, 1), id="all", marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_stops_both_and_the_run_goes_on_as_if_nothing_had_happened(
     tiny: MakeConfig, tmp_path: Path, unbroken: Outcome, number: int, to: tuple[int, ...]
@@ -53,10 +58,10 @@ def test_one_rank_alone(tiny: MakeConfig, tmp_path: Path) -> None:
     config = tiny({"train.steps": 5000})
     ranks = CommandRanks(config, tmp_path, world_size=1)
     ranks.wait_for_checkpoint(4)
-    ranks.send(signal.SIGTERM)
+    ranks.send(signal.SIGUSR1)
     assert ranks.wait(30) == [PREEMPTED], ranks.output()
     assert ranks.errors() == [
-        f"preempted (SIGTERM): checkpoint of step {newest_step(config)} is saved; "
+        f"preempted (SIGUSR1): checkpoint of step {newest_step(config)} is saved; "
         "start again to go on"
     ]
 
@@ -126,7 +131,7 @@ def test_a_step_that_does_not_end_is_given_up(tiny: MakeConfig, tmp_path: Path) 
     assert found[1]["step"] == 7
 
 
-@pytest.mark.parametrize("victim", ["command", "rank"])
+@pytest.mark.parametrize("victim", ["command", pytest.param("rank", marks=pytest.mark.slow)])
 def test_through_the_deepspeed_launcher(tiny: MakeConfig, tmp_path: Path, victim: str) -> None:
     """SIGTERM to the command reaches nobody: the ranks notice its death and save, or, sent to a
     rank, its exit code comes out of the command."""

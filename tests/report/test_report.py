@@ -6,17 +6,19 @@ import builtins
 import io
 import json
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from simpro_fast.cli.report import main
 from simpro_fast.errors import UserError
-from simpro_fast.report import ViewsFigure, figures, print_summary, write_report
-from simpro_fast.report.runs import Run, kl_of_uniform, load_run, read_metrics, run_labels
+from simpro_fast.report import ViewsFigure, print_summary, write_report
+from simpro_fast.report.runs import kl_of_uniform, load_run, read_metrics, run_labels
 
 
 def make_summary(num_classes: int = 4, method: str = "simpro", **values: Any) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def write_run(path: Path, summary: dict[str, Any], periods: int = 6, **row: Any)
             "step": 200 * (i + 1),
             "period": i + 1,
             "mask_rate": 0.1 * i,
-            "pseudo_label_accuracy": 90.0,
+            "pseudo_label_accuracy": 90.0 - i,
             "kl_pi_u": 1.0 / (i + 1),
             "top1": 50.0 + i if i % 2 else None,
         }
@@ -274,67 +276,80 @@ def test_what_is_unknown_is_not_drawn(tmp_path: Path) -> None:
     summary = make_summary(per_class=[None] * 4, top1=None, pi_u_true=None, kl_pi_u=None)
     run = write_run(tmp_path / "a", summary, top1=None, kl_pi_u=None, pseudo_label_accuracy=None)
     assert [path.name for path in write_report(run)] == ["prior.png", "pseudo_labels.png"]
-    assert len(figures._pseudo_labels([load_run(run)], ["SimPro"]).axes) == 1
 
 
-def test_no_legend_lies_on_equal_bars() -> None:
-    run = Run(Path("a"), make_summary(4, pi_u=[0.25] * 4, pi_u_true=None), [])
-    figure = figures._prior([run], ["SimPro"])
-    figure.draw_without_rendering()
+Draw = Callable[..., "dict[str, Figure]"]
+
+
+@pytest.fixture
+def draw(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Draw:
+    """What `write_report` saves of runs with these summaries: figures by the names of files."""
+    drawn: dict[str, Figure] = {}
+
+    def keep(figure: Figure, path: Path) -> None:
+        figure.draw_without_rendering()
+        drawn[path.name] = figure
+
+    def run(*summaries: dict[str, Any], **row: Any) -> dict[str, Figure]:
+        monkeypatch.setattr(Figure, "savefig", keep)
+        first, *other = [
+            write_run(tmp_path_factory.mktemp("run") / "seed1", summary, **row)
+            for summary in summaries
+        ]
+        write_report(first, None, *other)
+        return drawn
+
+    return run
+
+
+def two_summaries(num_classes: int = 4, **values: Any) -> list[dict[str, Any]]:
+    return [make_summary(num_classes, method, **values) for method in ("simpro", "fixmatch")]
+
+
+def test_no_empty_axes_where_the_truth_is_unknown(draw: Draw) -> None:
+    assert len(draw(make_summary())["pseudo_labels.png"].axes) == 2
+    unknown = draw(make_summary(name="other"), pseudo_label_accuracy=None)
+    assert len(unknown["pseudo_labels.png"].axes) == 1
+
+
+def test_no_legend_lies_on_equal_bars(draw: Draw) -> None:
+    figure = draw(make_summary(4, pi_u=[0.25] * 4, pi_u_true=None))["prior.png"]
     (legend,) = figure.legends
     assert legend.get_window_extent().y1 <= figure.axes[0].get_window_extent().y0
 
 
-def two_runs(num_classes: int, names: list[str] | None = None) -> list[Run]:
-    values = {} if names is None else {"class_names": names}
-    rows = [
-        {
-            "step": 100 * i,
-            "kl_pi_u": 1 / i,
-            "top1": 20.0 * i,
-            "mask_rate": 0.25 * i,
-            "pseudo_label_accuracy": 10.0 * i,
-        }
-        for i in (1, 2, 3)
-    ]
-    return [
-        Run(Path("a"), make_summary(num_classes, **values), rows),
-        Run(Path("b"), make_summary(num_classes, "fixmatch", **values), rows),
-    ]
+def test_bars_have_the_heights_of_the_summary(draw: Draw) -> None:
+    ours, other = two_summaries()
+    figures = draw(ours, other)
+    bars = figures["prior.png"].axes[0].containers
+    shares = [[bar.get_height() for bar in group] for group in bars]
+    expected = np.array([ours["pi_u_true"], ours["pi_u"], other["pi_u"]])
+    assert shares == pytest.approx(expected * 100)
+    bars = figures["per_class.png"].axes[0].containers
+    assert [bar.get_height() for bar in bars[1]] == other["per_class"]
 
 
-def test_bars_have_the_heights_of_the_summary() -> None:
-    runs = two_runs(4)
-    axes = figures._prior(runs, ["SimPro", "FixMatch"]).axes[0]
-    drawn = [[bar.get_height() for bar in group] for group in axes.containers]
-    assert drawn == pytest.approx(
-        np.array([runs[0].summary["pi_u_true"], runs[0].summary["pi_u"], runs[1].summary["pi_u"]])
-        * 100
-    )
-    axes = figures._per_class(runs, ["SimPro", "FixMatch"]).axes[0]  # type: ignore[union-attr]
-    assert [bar.get_height() for bar in axes.containers[1]] == runs[1].summary["per_class"]
-
-
-def test_lines_have_the_values_of_the_metrics() -> None:
-    runs = two_runs(4)
-    axes = figures._kl(runs, ["SimPro", "FixMatch"]).axes[0]  # type: ignore[union-attr]
-    assert axes.lines[0].get_xdata().tolist() == [100, 200, 300]
-    assert axes.lines[0].get_ydata().tolist() == pytest.approx([1, 1 / 2, 1 / 3])
-    kept, right = figures._pseudo_labels(runs, ["SimPro", "FixMatch"]).axes
-    assert right.lines[0].get_ydata().tolist() == [10.0, 20.0, 30.0]
-    assert kept.lines[1].get_ydata().tolist() == [25.0, 50.0, 75.0]
+def test_lines_have_the_values_of_the_metrics(draw: Draw) -> None:
+    figures = draw(*two_summaries())
+    axes = figures["kl.png"].axes[0]
+    assert axes.lines[0].get_xdata().tolist() == [200, 400, 600, 800, 1000, 1200]
+    assert axes.lines[0].get_ydata().tolist() == pytest.approx([1 / n for n in range(1, 7)])
     assert axes.get_ylim()[1] >= 1.0, "the largest value must be inside the picture"
+    kept, right = figures["pseudo_labels.png"].axes
+    assert right.lines[0].get_ydata().tolist() == [90.0, 89.0, 88.0, 87.0, 86.0, 85.0]
+    assert kept.lines[1].get_ydata().tolist() == pytest.approx([0, 10, 20, 30, 40, 50])
+    (tested,) = {tuple(line.get_ydata()) for line in figures["accuracy.png"].axes[0].lines}
+    assert tested == (51.0, 53.0, 55.0)
 
 
 LONG = [f"rather long class name {k}" for k in range(25)]
 
 
 @pytest.mark.parametrize("names", [None, LONG], ids=["100 classes", "25 long names"])
-@pytest.mark.parametrize("draw", [figures._prior, figures._per_class])
-def test_class_labels_do_not_overlap(names: list[str] | None, draw: Any) -> None:
-    runs = two_runs(100 if names is None else len(names), names)
-    figure = draw(runs, ["SimPro", "FixMatch"])
-    figure.draw_without_rendering()
+@pytest.mark.parametrize("file", ["prior.png", "per_class.png"])
+def test_class_labels_do_not_overlap(draw: Draw, names: list[str] | None, file: str) -> None:
+    values = {} if names is None else {"class_names": names}
+    figure = draw(*two_summaries(100 if names is None else len(names), **values))[file]
     labels = [label for label in figure.axes[0].get_xticklabels() if label.get_text()]
     assert len(labels) >= 10
     slanted = labels[0].get_rotation() != 0
@@ -345,10 +360,8 @@ def test_class_labels_do_not_overlap(names: list[str] | None, draw: Any) -> None
         assert gap > (15 if slanted else 2)
 
 
-def test_ends_of_equal_lines_are_both_readable() -> None:
-    figure = figures._accuracy(two_runs(4), ["SimPro", "FixMatch"])
-    assert figure is not None
-    figure.draw_without_rendering()
+def test_ends_of_equal_lines_are_both_readable(draw: Draw) -> None:
+    figure = draw(*two_summaries())["accuracy.png"]
     first, second = (text.get_window_extent() for text in figure.axes[0].texts)
     assert first.y1 <= second.y0 + 4 or second.y1 <= first.y0 + 4
 

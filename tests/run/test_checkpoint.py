@@ -6,8 +6,6 @@ import os
 import pickle
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from simpro_fast.run.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
+from tests.processes import run, with_small_files
 
 
 def state(step: int, size: int = 100) -> dict[str, Any]:
@@ -138,28 +137,16 @@ def test_a_wrong_word_is_answered_with_the_right_ones(
     assert "zzz" not in str(caught.value)
 
 
-_FULL_DISK = """
-import resource, sys, torch
-from pathlib import Path
-from simpro_fast.run.checkpoint import save_checkpoint
-from simpro_fast.errors import UserError
-import signal
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-try:
-    save_checkpoint(Path(sys.argv[1]), {"step": 2, "w": torch.zeros(1_000_000)}, keep=2)
-except UserError as error:
-    print(error)
-    sys.exit(7)
-"""
+def _save(folder: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        save_checkpoint(folder, {"step": 2, "w": torch.zeros(1_000_000)}, keep=2)
+    print(caught.value)
 
 
 def test_full_disk_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, state(1), keep=2)
-    done = subprocess.run(
-        [sys.executable, "-c", _FULL_DISK, str(tmp_path)], capture_output=True, text=True
-    )
-    assert done.returncode == 7, done.stderr
+    done = run(with_small_files, 100_000, _save, tmp_path)
+    assert done.returncode == 0, done.stderr
     assert "earlier checkpoints are kept" in done.stdout
     assert [p.name for p in tmp_path.iterdir()] == ["step_000000001.pt"]
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY

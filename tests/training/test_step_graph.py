@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from simpro_fast.config import Config
+from simpro_fast.data.batch import Batch
 from simpro_fast.distributed.process_group import Ranks, start_ranks
 from simpro_fast.engine.compile import why_not_captured
 from simpro_fast.methods import MethodOutput
@@ -78,6 +79,19 @@ def test_replayed_steps_train_as_the_usual_ones(tiny: MakeConfig, changes: dict[
     assert usual.step == graphed.step == 8
     for trainer in (usual, graphed):
         trainer.close()
+
+
+def test_scalars_keep_their_digits_beside_views_in_bfloat16() -> None:
+    seen: list[Tensor] = []
+
+    def learn(batch: Batch, lr: Tensor, decay: Tensor) -> MethodOutput:
+        seen.extend((lr, decay))
+        return MethodOutput(*(torch.zeros(()) for _ in fields(MethodOutput)))
+
+    views = torch.zeros(2, 3, 8, 8, dtype=torch.bfloat16)
+    labels = torch.zeros(1, dtype=torch.int64)
+    StepGraph(learn, RunAgain())(Batch(0, views, labels, labels), 0.03, 0.999)
+    assert [value.item() for value in seen] == pytest.approx([0.03, 0.999], rel=1e-7)
 
 
 GPU = Ranks(0, 0, 1, 1, torch.device("cuda", 0))

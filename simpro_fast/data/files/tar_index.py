@@ -1,9 +1,8 @@
 """Members of uncompressed tar files: found once by their headers, then read by offset.
 
-Read are POSIX ustar and pax (IEEE Std 1003.1-2008, pax "Interchange Format"), the older headers
-without magic, and GNU's long names and base-256 numbers. Names are text to show and to compare:
-nothing is ever unpacked, so no name becomes a path. A file that is cut short or goes on after its
-end is refused; `tarfile` would take what lies before the break for the whole.
+`tarfile` reads the headers. Names are text to show and to compare: nothing is ever unpacked, so no
+name becomes a path. A file that is damaged, cut short or goes on after its end is refused;
+`tarfile` alone would take what lies before the break for the whole.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from simpro_fast.errors import UserError
 _BLOCK = 512
 _LONGEST_EXTENSION = 1 << 16
 """Bytes of a long name or of pax records; more is no name of an image."""
+_ENDLESS = "an endless name"
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -40,6 +41,8 @@ _KINDS = {
     b"6": "pipe",
     b"S": "sparse file",
 }
+_DAMAGES = (tarfile.TarError, ValueError, IndexError, OverflowError, RecursionError)
+"""What `tarfile` raises on headers that are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,11 @@ class Member:
         return io.BufferedReader(_Window(file, self.offset, self.length))
 
     def _verify(self, block: bytes) -> None:
-        if not _describes(_parse(block), self.name, self.length):
+        try:
+            header = _Header.frombuf(block, "utf-8", "surrogateescape")
+        except _DAMAGES:
+            header = None
+        if header is None or not header.is_of(self.name, self.length):
             raise OSError(errno.ESTALE, "the shard has changed since it was listed", self.shard)
 
 
@@ -137,6 +144,35 @@ def printable(name: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
+class _Header(tarfile.TarInfo):
+    """A header that remembers the name and the length of its own block."""
+
+    own_name: str
+    own_length: int
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in b"LKxgX" and not 0 <= header.size <= _LONGEST_EXTENSION:
+            raise tarfile.HeaderError(_ENDLESS)
+        if buf[257:263] != b"ustar\0":  # GNU has times where POSIX has the start of the name
+            header.name = buf[:100].partition(b"\0")[0].decode(encoding, errors)
+        header.own_name, header.own_length = header.name, header.size
+        return header
+
+    def has_records(self, file: io.FileIO) -> bool:
+        """Whether pax records before it, if any, could be read; `tarfile` overlooks odd ones."""
+        extended = self.offset_data - self.offset > _BLOCK and not self.pax_headers
+        return not extended or os.pread(file.fileno(), 1, self.offset + 156) != b"x"
+
+    def is_of(self, name: str, length: int) -> bool:
+        """Whether its own block is that of this file."""
+        if _KINDS.get(self.type) != FILE or self.own_length != length:
+            return False
+        # Longer and other names stand in an extension before it, of which this one is a shadow.
+        return self.own_name == name or len(name) > 100 or not name.isascii()
+
+
 def tar_entries(path: str) -> Iterator[Entry]:
     """Everything in an uncompressed tar, in order, from its headers alone.
 
@@ -145,76 +181,53 @@ def tar_entries(path: str) -> Iterator[Entry]:
     """
     try:
         with Path(path).open("rb", buffering=0) as file:
-            yield from _entries(file.fileno(), path)
+            yield from _entries(file, path)
     except OSError as error:
         raise UserError(
             f"{path}: cannot be read ({error.strerror}); check the path and its permissions"
         ) from None
 
 
-def _entries(fd: int, path: str) -> Iterator[Entry]:
-    total = os.fstat(fd).st_size
-    start = os.pread(fd, 8, 0)
+def _entries(file: io.FileIO, path: str) -> Iterator[Entry]:
+    total = os.fstat(file.fileno()).st_size
+    start = os.pread(file.fileno(), 8, 0)
+    if not start:
+        raise UserError(f"{path}: empty file; write it again")
     for magic, method in _COMPRESSED.items():
         if start.startswith(magic):
             raise compressed(path, method)
-    position = 0
-    name: str | None = None  # from an extension header, for the next member
-    length: int | None = None
-    sparse = False
-    while block := os.pread(fd, _BLOCK, position):
-        if block.count(0) == _BLOCK:
-            _check_end(fd, path, position)
-            return
-        header = _parse(block)
-        if header is None:
-            where = f" at byte {position}" if position else ""
-            raise UserError(f"{path}: damaged{where} (no tar header); copy or write it again")
-        content = position + _BLOCK
-        if header.kind in b"LKxg":
-            if header.length > _LONGEST_EXTENSION:
-                raise UserError(f"{path}: damaged at byte {position} (an endless name)")
-            data = os.pread(fd, header.length, content)
-            if header.kind == b"L":
-                name = _text(data)
-            elif header.kind in b"xg":
-                records = _pax_records(data)
-                size = "0" if records is None else records.get("size", "0")
-                everywhere = header.kind == b"g" and records and {"path", "size"} & records.keys()
-                if records is None or everywhere or not (size.isascii() and size.isdigit()):
-                    raise UserError(f"{path}: damaged at byte {position} (pax records)")
-                if header.kind == b"x":
-                    name = records.get("path", name)
-                    length = int(size) if "size" in records else None
-                    sparse = any(key.startswith("GNU.sparse.") for key in records)
-            position = content + _padded(header.length)
-            continue
-        kind = "sparse file" if sparse else _KINDS.get(header.kind, "special entry")
-        found = name if name is not None else header.name
-        if kind == FILE and found.endswith("/"):
+    tar: tarfile.TarFile | None = None
+    position, fault = 0, ""
+    while True:
+        try:
+            tar = tar or tarfile.TarFile(
+                fileobj=file, tarinfo=_Header, encoding="utf-8", errors="surrogateescape"
+            )
+            header = tar.next()
+        except _DAMAGES as error:
+            header, fault = None, str(error)
+        whole = isinstance(header, _Header) and header.size >= 0 and header.has_records(file)
+        if tar is None or not isinstance(header, _Header) or not whole:
+            return _check_end(path, file.fileno(), position, fault)
+        name, content = header.name, header.offset_data
+        kind = "sparse file" if header.issparse() else _KINDS.get(header.type, "special entry")
+        if kind == FILE and name.endswith("/"):
             kind = FOLDER  # as written before there was a type for it
-        size_here = header.length if length is None else length
-        if kind == FILE and not _describes(header, found, size_here):
+        if kind == FILE and not header.is_of(name, header.size):
             raise UserError(
-                f"{path}: member {printable(found)} has an odd header, by which a change could not "
+                f"{path}: member {printable(name)} has an odd header, by which a change could not "
                 "be noticed; write the shard with GNU tar or Python's tarfile"
             )
         # Links and devices have no content, whatever their header says.
-        held = 0 if header.kind in b"123456" else size_here
-        if content + held > total:
+        end = content + (0 if header.type in b"123456" else header.size)
+        if end > total and kind != "sparse file":
             raise UserError(
-                f"{path}: cut short within member {printable(found)} "
-                f"({total} bytes, {content + held} needed); copy it again"
+                f"{path}: cut short within member {printable(name)} "
+                f"({total} bytes, {end} needed); copy it again"
             )
-        yield Entry(found, kind, content, size_here)
-        position = content + _padded(held)
-        name, length, sparse = None, None, False
-    raise UserError(
-        f"{path}: cut short, its end mark is missing; copy it again (if it is whole, add the mark: "
-        "head -c 1024 /dev/zero >> FILE)"
-        if total
-        else f"{path}: empty file; write it again"
-    )
+        yield Entry(name, kind, content, header.size)
+        position = tar.offset
+        tar.members.clear()  # type: ignore[attr-defined]  # a shard may hold millions
 
 
 def compressed(path: str, method: str) -> UserError:
@@ -225,77 +238,22 @@ def compressed(path: str, method: str) -> UserError:
     )
 
 
-def _check_end(fd: int, path: str, position: int) -> None:
-    """Zeros up to the end of the file, or another tar was appended and would be overlooked."""
+def _check_end(path: str, fd: int, position: int, fault: str) -> None:
+    """Zeros up to the end of the file, or it is damaged, or another tar would be overlooked."""
+    block = os.pread(fd, _BLOCK, position)
+    if not block:
+        raise UserError(
+            f"{path}: cut short, its end mark is missing; copy it again (if it is whole, add the "
+            "mark: head -c 1024 /dev/zero >> FILE)"
+        )
+    if block.count(0) != _BLOCK:
+        pax = block[156:157] in (b"x", b"g")
+        reason = fault if fault == _ENDLESS else "pax records" if pax else "no tar header"
+        where = f" at byte {position}" if position or pax else ""
+        raise UserError(f"{path}: damaged{where} ({reason}); copy or write it again")
     while chunk := os.pread(fd, 1 << 20, position):
         if chunk.count(0) != len(chunk):
             raise UserError(
                 f"{path}: goes on after its end mark; join tars with `tar --concatenate`, not cat"
             )
         position += len(chunk)
-
-
-@dataclass(frozen=True, slots=True)
-class _Header:
-    name: str
-    kind: bytes
-    length: int
-
-
-def _parse(block: bytes) -> _Header | None:
-    """One header block; None where it is none."""
-    if len(block) != _BLOCK:
-        return None
-    checksum, length = _number(block[148:156]), _number(block[124:136])
-    if checksum is None or length is None:
-        return None
-    total = sum(block) - sum(block[148:156]) + 8 * 32
-    if checksum != total:
-        # Some old writers summed signed bytes.
-        signed = total - 256 * sum(byte > 127 for byte in block[:148] + block[156:])
-        if checksum != signed:
-            return None
-    name = _text(block[:100])
-    if block[257:263] == b"ustar\0" and block[345]:  # GNU's magic differs; it has no prefix
-        name = f"{_text(block[345:500])}/{name}"
-    return _Header(name, block[156:157], length)
-
-
-def _describes(header: _Header | None, name: str, length: int) -> bool:
-    """Whether a header is that of this file."""
-    if header is None or header.length != length or _KINDS.get(header.kind) != FILE:
-        return False
-    # Longer and other names stand in an extension before it, of which this one is a shadow.
-    return header.name == name or len(name) > 100 or not name.isascii()
-
-
-def _number(field: bytes) -> int | None:
-    """Octal digits, or GNU's base 256 for what they cannot hold; None where it is neither."""
-    if field[0] == 0x80:
-        return int.from_bytes(field[1:], "big")
-    digits = field.partition(b"\0")[0].strip(b" ")
-    if not digits:
-        return 0
-    return int(digits, 8) if digits.isdigit() and not digits.strip(b"01234567") else None
-
-
-def _text(field: bytes) -> str:
-    return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
-
-
-def _pax_records(data: bytes) -> dict[str, str] | None:
-    """`length key=value` lines; None where they are not."""
-    records = {}
-    while data.strip(b"\0"):
-        digits = data.partition(b" ")[0]
-        length = int(digits) if digits.isdigit() and len(digits) < 10 else 0
-        record, data = data[:length], data[length:]
-        key, equals, value = record[len(digits) + 1 :].partition(b"=")
-        if not (equals and value.endswith(b"\n")) or len(record) != length or b"\0" in key + value:
-            return None
-        records[key.decode("utf-8", "replace")] = value[:-1].decode("utf-8", "surrogateescape")
-    return records
-
-
-def _padded(length: int) -> int:
-    return -(-length // _BLOCK) * _BLOCK

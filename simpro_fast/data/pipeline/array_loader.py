@@ -23,7 +23,7 @@ from simpro_fast.data.splits.split import Split
 from simpro_fast.errors import UserError
 
 PIXELS_PER_THREAD = 2**19
-"""Of the views of a fetch on a CPU. With fewer, sharing costs more processor time than it is worth
+"""Of the views of a step on a CPU. With fewer, sharing costs more processor time than it is worth
 beside training, which has a use for every core."""
 
 
@@ -39,9 +39,9 @@ class _Labels:
 class ArrayLoader:
     """One rank's batches through DALI; implements `loader.Loader`.
 
-    The pipeline works up to `data.prefetch` runs ahead and in its own thread, where it calls
-    `_make_views` for the next `data.steps_per_fetch` steps. That counts its own steps, starting at
-    `start_step`; labels wait in a queue until the views of their step come out.
+    The pipeline works up to `data.prefetch` steps ahead and in its own thread, where it calls
+    `_make_views`. That counts its own steps, starting at `start_step`; labels wait in a queue until
+    the views of their step come out.
 
     Args:
         dtype: of the views, where they come from one launch; else they are float32.
@@ -81,10 +81,8 @@ class ArrayLoader:
             augment=augment,
         )
         self._counter = StepCounter(start_step)
-        self._steps_per_fetch = data.steps_per_fetch
         self._next_made = start_step
         self._labels: deque[_Labels] = deque()
-        self._fetched: deque[torch.Tensor] = deque()
         self._failure: str | None = None
         # torch fixes the pool size of a thread at its first use. Do it for this one before the
         # threads of the pipeline choose theirs, which would otherwise become its default.
@@ -92,8 +90,9 @@ class ArrayLoader:
         self._resident: ImageStore | None = ImageStore(
             dataset, split, device=device, resident=data.resident
         )
-        rows = layout.rows * data.steps_per_fetch
-        self._maker = view_maker(augment, rows, device=device, num_threads=num_threads, dtype=dtype)
+        self._maker = view_maker(
+            augment, layout.rows, device=device, num_threads=num_threads, dtype=dtype
+        )
         self._pipe: Any = build_pipeline(
             self._make_views,
             parts=self._maker.parts,
@@ -108,30 +107,27 @@ class ArrayLoader:
         if self._pipe is None:
             raise UserError(f"data of step {step}: {self._failure or 'the loader is closed'}")
         self._counter.take(step)
-        if not self._fetched:
-            self._fetch(step)
+        views = self._run(step)
         labels = self._labels.popleft()
         if labels.step != step:
             raise RuntimeError(f"views of step {step} met the labels of step {labels.step}")
-        views = self._fetched.popleft().permute(0, 3, 1, 2)
         sent = labels.labels.to(self._device, non_blocking=True)
         targets, truth = sent.split([self._layout.labeled, self._layout.unlabeled])
-        return Batch(step, views, targets, truth)
+        return Batch(step, views.permute(0, 3, 1, 2), targets, truth)
 
-    def _fetch(self, step: int) -> None:
-        """Run the pipeline: [rows, H, W, 3] of each of the next steps."""
+    def _run(self, step: int) -> torch.Tensor:
+        """Run the pipeline: [rows, H, W, 3]."""
         try:
             if self._device.type == "cuda":
                 (output,) = self._pipe.run(torch.cuda.current_stream(self._device))
             else:
                 (output,) = self._pipe.run()
-            views = self._maker.received(torch.from_dlpack(output.as_tensor())).flatten(0, 1)
+            return self._maker.received(torch.from_dlpack(output.as_tensor())).flatten(0, 1)
         except Exception as error:
             reason = self._failure or failure_reason(error)
             self.close()
             self._failure = reason
             raise UserError(f"data of step {step}: {reason}") from error
-        self._fetched.extend(views.split(self._layout.rows))
 
     def describe(self, step: int) -> dict[str, Any]:
         draws = self._draws(step)
@@ -154,33 +150,26 @@ class ArrayLoader:
             self.close()
 
     def _make_views(self) -> list[torch.Tensor]:
-        """Views of the next steps, rows in the order of `Batch.views`, in equal parts."""
-        layout, steps = self._layout, self._steps_per_fetch
-        labeled, unlabeled = np.arange(layout.labeled), np.arange(layout.unlabeled)
-        fetched, plans = [], []
-        for i in range(steps):
-            step = self._next_made
-            try:
-                draws = self._draws(step)
-                # The images of all steps come together, labeled ones first.
-                first = steps * layout.labeled + i * layout.unlabeled
-                plans += [
-                    view_plan(draws.labeled_views, labeled + i * layout.labeled, self._augment),
-                    view_plan(draws.unlabeled_views, unlabeled + first, self._augment),
+        """Views of the next step, rows in the order of `Batch.views`, in equal parts."""
+        step, augment = self._next_made, self._augment
+        try:
+            draws = self._draws(step)
+            places = np.arange(self._layout.labeled + self._layout.unlabeled)
+            labeled, unlabeled = np.split(places, [self._layout.labeled])
+            plan = np.concatenate(
+                [
+                    view_plan(draws.labeled_views, labeled, augment),
+                    view_plan(draws.unlabeled_views, unlabeled, augment),
                 ]
-                labels = self._labels_of(draws)
-            except Exception as error:
-                self._failure = f"the draws of step {step} failed: {error}"
-                raise
-            fetched.append(draws)
-            self._labels.append(_Labels(step, labels))
-            self._next_made += 1
+            )
+            labels = self._labels_of(draws)
+        except Exception as error:
+            self._failure = f"the draws of step {step} failed: {error}"
+            raise
+        self._labels.append(_Labels(step, labels))
+        self._next_made += 1
         assert self._resident is not None  # it outlives the pipeline
-        images, rows = self._resident.gather(
-            np.concatenate([draws.labeled_positions for draws in fetched]),
-            np.concatenate([draws.unlabeled_positions for draws in fetched]),
-        )
-        plan = np.concatenate(plans)
+        images, rows = self._resident.gather(draws.labeled_positions, draws.unlabeled_positions)
         plan[:, IMAGE] = rows[plan[:, IMAGE]]
         return self._maker(images, plan)
 

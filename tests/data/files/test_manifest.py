@@ -23,7 +23,9 @@ from simpro_fast.data.files.manifest import (
 from simpro_fast.data.files.scan_folders import scan_folders
 from simpro_fast.data.files.skipped import HIDDEN, NO_IMAGE, OUTSIDE, SPECIAL, TAKEN
 from simpro_fast.errors import UserError
+from simpro_fast.utils.atomic_write import replacing
 from tests.data.image_folders import cut, picture, save, tidy
+from tests.processes import as_nobody, run, with_small_files
 
 
 def names(manifest: Manifest, split: str) -> list[str]:
@@ -110,22 +112,17 @@ def test_class_of_val_that_is_not_labeled(tmp_path: Path) -> None:
         scan_folders(root / "labeled", [root / "unlabeled"], root / "val")
 
 
+def _print_refusal(root: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        scan_folders(root / "labeled", [root / "unlabeled"])
+    print(caught.value)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="another user is needed to be refused")
 def test_folder_without_permission_is_named(open_path: Path) -> None:
     root = tidy(open_path, unlabeled=3)
     (root / "unlabeled").chmod(0o700)
-    code = (
-        "import os, sys\n"
-        "from pathlib import Path\n"
-        "from simpro_fast.data.files.scan_folders import scan_folders\n"
-        "os.setgid(65534); os.setuid(65534)\n"
-        "root = Path(sys.argv[1])\n"
-        "try: scan_folders(root / 'labeled', [root / 'unlabeled'])\n"
-        "except ValueError as error: print(error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(root)], capture_output=True, text=True, check=True
-    )
+    done = run(as_nobody, _print_refusal, root)
     assert f"{root}/unlabeled: cannot be read (Permission denied)" in done.stdout
 
 
@@ -312,22 +309,16 @@ def test_missing_manifest_and_missing_pyarrow(
         read_manifest(tmp_path / "m.parquet")
 
 
+def _replace(path: Path) -> None:
+    with pytest.raises(UserError) as caught, replacing(path) as file:
+        file.write(bytes(5000))
+    print(caught.value)
+
+
 def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "m.csv"
     path.write_text("old")
-    code = (
-        "import resource, signal, sys\n"
-        "from pathlib import Path\n"
-        "from simpro_fast.utils.atomic_write import replacing\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "try:\n"
-        "    with replacing(Path(sys.argv[1])) as file: file.write(bytes(5000))\n"
-        "except ValueError as error: print(error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
-    )
+    done = run(with_small_files, 1000, _replace, path)
     assert done.stdout == (
         f"{path}: cannot be written (File too large; free some space or choose another folder)\n"
     )

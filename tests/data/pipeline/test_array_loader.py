@@ -149,19 +149,6 @@ def test_views_made_by_several_threads_are_the_same(
     wait_for_threads(before)
 
 
-@pytest.mark.parametrize("fetch", [1, 2, 3])
-def test_steps_per_fetch_change_nothing_wherever_a_run_resumes(make: Make, fetch: int) -> None:
-    usual = make()
-    expected = [usual.next(step) for step in range(8)]
-    several = CONFIG.model_copy(update={"steps_per_fetch": fetch})
-    for start in (0, 1, 5):
-        resumed = make(several, start_step=start)
-        batches = [resumed.next(step) for step in range(start, 8)]
-        for batch in batches:
-            assert_equal(batch, expected[batch.step])
-            assert batch.views.is_contiguous(memory_format=torch.channels_last)
-
-
 def join(batches: list[Batch], shapes: BatchLayout) -> Batch:
     """The one-rank batch from the ranks' slices."""
     sizes = [shapes.labeled] * shapes.labeled_views
@@ -317,9 +304,8 @@ def test_a_failure_inside_the_graph_is_one_line(
         make().next(0)
 
 
-@pytest.mark.parametrize("steps_per_fetch", [1, 3])
 def test_views_that_come_normalised_make_the_same_batches(
-    make: Make, monkeypatch: pytest.MonkeyPatch, steps_per_fetch: int
+    make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a GPU, where the images of a plan are rows of all that lie there."""
 
@@ -332,13 +318,12 @@ def test_views_that_come_normalised_make_the_same_batches(
     def fused(augment: AugmentConfig, _: int, *, dtype: torch.dtype, **__: Any) -> FusedViews:
         return FusedViews(augment, dtype)
 
-    data = CONFIG.model_copy(update={"steps_per_fetch": steps_per_fetch})
-    loader = make(data)
+    loader = make()
     batches = [loader.next(step) for step in range(4)]
     monkeypatch.setattr(array_loader, "ImageStore", OnDevice)
     monkeypatch.setattr(array_loader, "view_maker", fused)
     for dtype in (torch.float32, torch.bfloat16):
-        loader = make(data, dtype=dtype)
+        loader = make(dtype=dtype)
         for step, batch in enumerate(batches):
             made = loader.next(step)
             assert made.views.is_contiguous(memory_format=torch.channels_last)

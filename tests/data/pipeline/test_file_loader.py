@@ -327,8 +327,3 @@ def test_gpu_views_are_close_to_the_cpu_ones(shared: Path, tmp_path: Path, kind:
     for cpu, cuda in zip(found["cpu"], found["cuda"], strict=True):
         difference = np.abs(cpu - cuda)[:, 1:-1, 1:-1]
         assert difference.max() <= 5 and difference.mean() < 1
-
-
-def test_several_steps_per_fetch_are_refused(shared: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.steps_per_fetch=2 is for arrays"):
-        batches(shared, 1, steps_per_fetch=2)

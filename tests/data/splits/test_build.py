@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import pytest
@@ -208,17 +209,17 @@ def test_processes_with_other_hash_seeds_agree() -> None:
         "                  unlabeled_distribution='random', test_per_class=40)\n"
         "print(make_split(data, load_dataset(data), 3).hash())\n"
     )
-    hashes = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env=os.environ | {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout.split()[-1]
-        for seed in ("0", "12345")
-    }
-    assert len(hashes) == 1
+    seed = "12345" if os.environ.get("PYTHONHASHSEED") != "12345" else "0"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    names: dict[str, Any] = {}
+    exec(program.replace("print", "found = "), names)
+    assert done.stdout.split() == [names["found"]]
 
 
 # Errors

@@ -1,8 +1,12 @@
-"""What every rank of a test imports; the fork server does it once. Nothing here starts threads."""
+"""What the processes of tests import; the server of `tests.processes` does it once.
+
+Nothing here starts threads, which would be lost in a fork.
+"""
 
 import torch
 import torch._dynamo
 
+import simpro_fast.cli.prepare
 import simpro_fast.cli.train
 import simpro_fast.data.pipeline.array_loader
 import simpro_fast.fault_tolerance.exit_code
