@@ -38,6 +38,30 @@ def steps_of(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert all(float(row["views_per_second"]) > 0 and row["torch"] for row in rows)
+    with (tmp_path / "profile_step.csv").open(newline="", encoding="utf-8") as file:
+        shares = {row["part"]: float(row["share"]) for row in csv.DictReader(file)}
+    assert shares["kind: convolution"] > 0 and shares["kind: batch norm"] > 0
+
+
+def test_the_gpu_check_keeps_to_its_time_and_takes_packages_from_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "env.sh").write_text("echo packages are at hand\n", encoding="utf-8")
+    command = (
+        "bench/gpu_check.sh",
+        "--device",
+        "cpu",
+        "--smoke",
+        "--part",
+        "step",
+        "--seconds",
+        "1",
+    )
+    done = run(*command, "--packages", str(tmp_path), "--output", str(tmp_path / "out"))
+    assert done.returncode == 1, done.stdout
+    assert "packages are at hand" in done.stdout
+    assert "== failed: WRN-28-2 (no time)" in done.stdout
+    done = run("bench/gpu_check.sh", "--part", "steps")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no part steps" in done.stderr
     return rows
 
 
