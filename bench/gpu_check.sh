@@ -182,7 +182,8 @@ part_resnet() {
     local of_64=(--config configs/small_imagenet_127/64.yaml data.classes=127 data.image_size=64)
     local of_224=(--config configs/imagenet_1k/224.yaml data.classes=1000 data.image_size=224)
     if [ -n "$smoke" ]; then
-        step "ResNet-50, 64 px" 120 train 1 "${of_64[@]}" "${synthetic[@]}" "${few[@]}" data.batch_size=1 data.mu=1
+        step "ResNet-50" 120 train 1 "${of_64[@]}" "${synthetic[@]}" "${few[@]}" data.batch_size=1 data.mu=1 \
+            data.image_size=16
         return
     fi
     step "ResNet-50, 64 px, bf16, one graph" 35 train 20 "${of_64[@]}" "${synthetic[@]}" "${few[@]}" "${options[@]}"
