@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from kernel_report import ADJUSTED, AUGMENT, BOTH, NORM, PSEUDO, Specialisation
+import tune_kernels
+from kernel_report import ADJUSTED, AUGMENT, BOTH, NORM, PSEUDO, Row, Specialisation
 from simpro_kernels import launch
 from tune_kernels import Case, all_cases, merged, tried, work_for
 
@@ -68,6 +69,37 @@ def test_a_plan_that_no_launch_takes_is_not_timed() -> None:
     other = dataclasses.replace(case, spec=dataclasses.replace(case.spec, align=1))
     with pytest.raises(AssertionError, match="no launch asked"):
         tried(other, case.plans[0], work, time_of)
+
+
+def test_the_fastest_right_plan_wins_where_it_is_clearly_faster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With times that are given here; on a GPU they come from events."""
+    case = SMALL[0]
+    fine = Row(
+        PSEUDO, "tile_kernel", 10, "fp32", BOTH, "sm_90", 2, 1, 40, 0, 0, 0, 0, 0, "", "", 8, 8
+    )
+    spilled = dataclasses.replace(fine, stack_bytes=8)
+    rows = [fine, fine, spilled, *[fine] * (len(case.plans) - 3)]
+
+    def winner(times: list[float]) -> tuple[Any, int]:
+        given = iter(times)
+        monkeypatch.setattr(tune_kernels, "device_us", lambda run: next(given))
+        return tune_kernels.tune(case, rows, DEVICE)
+
+    rest = [9.0] * (len(rows) - 3)
+    assert winner([5.0, 4.0, *rest]) == (case.plans[1], 1)
+    assert winner([5.0, 4.95, *rest]) == (None, 1)
+    assert "spills   8  not timed" in capsys.readouterr().out
+    kernel = tune_kernels.work_for
+
+    def wrong(case: Case, device: torch.device) -> Any:
+        work = kernel(case, device)
+        return dataclasses.replace(work, run=lambda: [2 * out for out in work.run()])
+
+    monkeypatch.setattr(tune_kernels, "work_for", wrong)
+    assert winner([]) == (None, len(rows))
+    assert "WRONG: loss differs" in capsys.readouterr().out
 
 
 def test_a_winner_is_what_a_launch_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
