@@ -1,10 +1,18 @@
 """Errors that a user can cure. The command line prints them as one line and sets the exit code."""
 
+from simpro_fast.printable import printable
+
 
 class UserError(ValueError):
-    """Something outside the program is wrong: a file, an image, a machine. Exit code 1."""
+    """Something outside the program is wrong: a file, an image, a machine. Exit code 1.
+
+    Its text is one line that can be shown, whatever the names in it are made of.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: object) -> None:
+        super().__init__(printable(message))
 
 
 class PeerError(UserError):

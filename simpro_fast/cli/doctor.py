@@ -21,6 +21,7 @@ from simpro_fast.distributed.process_group import stop_ranks
 from simpro_fast.doctor.examine import DEFAULT, examine
 from simpro_fast.doctor.table import closing, table
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.printable import show
 from simpro_fast.utils.atomic_write import write_json
 
 
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parse_arguments(arguments)
         config = load_config(options.config, options.overrides)
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        show(f"error: {error}", file=sys.stderr)
         return error.exit_code
     logging.getLogger("simpro_kernels").setLevel(logging.WARNING)
     started = time.perf_counter()
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ranks, lines = examine(config, folder)
     except UserError as error:  # the ranks did not find each other
         if rank_from_environment() == 0:
-            print(f"error: {error}", file=sys.stderr)
+            show(f"error: {error}", file=sys.stderr)
         return 1
     finally:
         stop_ranks()
@@ -63,6 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 write_json(options.json, {"checks": [asdict(line) for line in lines]})
             except UserError as error:
-                print(f"error: {error}", file=sys.stderr)
+                show(f"error: {error}", file=sys.stderr)
                 return 1
     return int(any(line.verdict == "problem" for line in lines))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from simpro_fast.fault_tolerance.early_signals import end_on_signals
+from simpro_fast.printable import show
 
 VERBS = {
     "train": "train a network (under deepspeed, torchrun or python: launch/train.py)",
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(VERBS)}"
-        print(f"error: unknown verb {verb!r}; {hint}", file=sys.stderr)
+        show(f"error: unknown verb {verb!r}; {hint}", file=sys.stderr)
         return 2
     return run(verb, words[1:])
 

@@ -23,15 +23,19 @@ from simpro_fast.data.files.check import (
     check_images,
     nothing_to_learn_from,
 )
+from simpro_fast.data.files.decode import MEGAPIXELS
 from simpro_fast.data.files.manifest import Manifest, Row, read_manifest, write_manifest
 from simpro_fast.data.files.packed import is_packed, pack, packed_path
 from simpro_fast.data.files.scan_folders import scan_folders
 from simpro_fast.data.files.skipped import Ignored
 from simpro_fast.data.files.suggest_config import suggest_config
+from simpro_fast.data.pipeline.file_graph import GraphDecoder
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.printable import printable, show
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.file_lock import locked
 from simpro_fast.utils.machine import cpu_cores
+from simpro_fast.utils.regular_file import read_regular
 from simpro_fast.utils.terminal import plain_table, rendered
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
@@ -71,6 +75,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--format", choices=("csv", "parquet"), default="csv", help="of the manifest"
     )
+    parser.add_argument(
+        "--max-megapixels",
+        type=_positive,
+        metavar="N",
+        help=f"largest picture that is decoded (default: {MEGAPIXELS}); as data.max_megapixels",
+    )
     parser.add_argument("--threads", type=_positive, default=cpu_cores(), help="default: all cores")
     parser.add_overrides("with --config")
     return parser.parse(arguments)
@@ -88,13 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _prepare_images(options, data)
         return _prepare_benchmark(options)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        show(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        print(f"error: {error}; check the path, its permissions and free space", file=sys.stderr)
+        show(f"error: {error}; check the path, its permissions and free space", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print("interrupted; what was decoded is remembered, start again to go on", file=sys.stderr)
+        show("interrupted; what was decoded is remembered, start again to go on", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -159,7 +169,7 @@ def _check_unedited(options: argparse.Namespace) -> None:
     path = _manifest_path(options)
     packed = packed_path(options.output, options.pack) if options.pack else None
     try:
-        if target.read_bytes() == suggest_config(
+        if read_regular(target) == suggest_config(
             read_manifest(path).usable(), path, packed, options.pack
         ):
             return
@@ -189,7 +199,9 @@ def _write_images(
         options.output / CACHE_NAME,
         threads=options.threads,
         progress=progress,
+        new_decoder=GraphDecoder,
         compare=not published,
+        megapixels=options.max_megapixels or (data.max_megapixels if data else MEGAPIXELS),
     )
     progress.close()
     problems = checked.problems()
@@ -210,9 +222,9 @@ def _write_images(
     written = Manifest(options.output.resolve(), checked.manifest.rows, manifest.class_names)
     write_manifest(written, path)
     skipped = f", {len(problems)} skipped" if problems else ""
-    print(f"manifest {path}{skipped}")
+    show(f"manifest {path}{skipped}")
     if not published:  # there the numbers of the classes count, too
-        print(
+        show(
             f"fingerprint {written.usable().fingerprint()[:12]} of the list "
             "(training shows it as `data`; a run goes on only with the same)"
         )
@@ -220,11 +232,11 @@ def _write_images(
     if options.init_config:
         with replacing(options.init_config) as file:
             file.write(suggest_config(written.usable(), path, packed, options.pack))
-        print(f"configuration {options.init_config}, made for a GPU; it says how to try a CPU")
+        show(f"configuration {options.init_config}, made for a GPU; it says how to try a CPU")
     seconds = time.perf_counter() - started
     known = len(manifest.rows) - checked.decoded
     files = "1 file" if checked.decoded == 1 else f"{checked.decoded} files"
-    print(f"{files} decoded, {known} known from before, {seconds:.1f} s")
+    show(f"{files} decoded, {known} known from before, {seconds:.1f} s")
     return DONE
 
 
@@ -242,7 +254,7 @@ def _list(options: argparse.Namespace, data: DataConfig | None) -> tuple[Manifes
 def _pack(options: argparse.Namespace, manifest: Manifest) -> Path:
     path = packed_path(options.output, options.pack)
     if is_packed(manifest, options.output, options.pack):
-        print(f"packed {path}, up to date")
+        show(f"packed {path}, up to date")
         return path
     total = len(manifest.usable().rows)
     progress = _Progress("packed")
@@ -254,12 +266,12 @@ def _pack(options: argparse.Namespace, manifest: Manifest) -> Path:
         progress=lambda done: progress(done, total),
     )
     progress.close()
-    print(f"packed {path}, {total} images of {options.pack} px")
+    show(f"packed {path}, {total} images of {options.pack} px")
     return path
 
 
 def _table(checked: Checked, ignored: Ignored) -> Iterator[str]:
-    """The summary for the terminal."""
+    """The summary for the terminal, names made printable."""
     counts = checked.counts()
     totals = {split: sum(of.values()) for split, of in counts.items()}
     names = checked.manifest.class_names
@@ -271,19 +283,19 @@ def _table(checked: Checked, ignored: Ignored) -> Iterator[str]:
     table = plain_table("  class", "labeled", "val")
     for name in names[:_SHOWN_CLASSES]:
         tested = counts["val"][name] + counts["test"][name]
-        table.add_row(f"  {name}", str(counts["labeled"][name]), str(tested))
+        table.add_row(f"  {printable(name)}", str(counts["labeled"][name]), str(tested))
     yield rendered(table, sys.stdout)
     if len(names) > _SHOWN_CLASSES:
         yield f"  ... and {len(names) - _SHOWN_CLASSES} more, all in report.json"
     for line in ignored.lines():
-        yield f"ignored: {line}"
+        yield f"ignored: {printable(line)}"
     if checked.repeats:
         yield f"note: {checked.repeats} images occur again in their own set; they stay"
     if not evaluated:
         yield "note: no val images; set data.holdout_per_class, or nothing is measured"
     problems = checked.problems()
     for row in problems[:_SHOWN]:
-        yield f"{row.image}: {row.status}"
+        yield printable(f"{row.image}: {row.status}")
     if len(problems) > _SHOWN:
         yield f"... and {len(problems) - _SHOWN} more"
 
@@ -316,12 +328,12 @@ def _prepare_benchmark(options: argparse.Namespace) -> int:
     split = make_split(config.data, dataset, config.seed)
     with _alone(options.output):
         save_split(split, options.output, dataset)
-    print(f"{dataset.name}: {len(dataset.class_names)} classes, sha256 {dataset.fingerprint()}")
-    print(split.summary())
-    print(f"labeled per class {list(split.labeled_counts)}")
+    show(f"{dataset.name}: {len(dataset.class_names)} classes, sha256 {dataset.fingerprint()}")
+    show(split.summary())
+    show(f"labeled per class {list(split.labeled_counts)}")
     if split.unlabeled_counts is not None:
-        print(f"unlabeled per class {list(split.unlabeled_counts)}")
-    print(f"split written to {options.output}")
+        show(f"unlabeled per class {list(split.unlabeled_counts)}")
+    show(f"split written to {options.output}")
     return DONE
 
 

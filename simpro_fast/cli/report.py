@@ -8,6 +8,7 @@ from pathlib import Path
 
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.printable import show
 from simpro_fast.report.figures import write_report
 from simpro_fast.report.runs import load_run
 from simpro_fast.report.terminal import print_summary
@@ -30,11 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UserError(f"{options.compare} has other classes than {options.run}")
         print_summary(run.summary, compare=other.summary if other else None)
         for path in write_report(options.run, compare=options.compare):
-            print(f"figure {path}")
+            show(f"figure {path}")
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        show(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        print(f"error: {error}; check the path and its permissions", file=sys.stderr)
+        show(f"error: {error}; check the path and its permissions", file=sys.stderr)
         return 1
     return 0

@@ -14,6 +14,7 @@ from simpro_fast.cli.parser import CommandParser
 from simpro_fast.config import Config, dump_config, load_config, load_smoke_config
 from simpro_fast.config.smoke import FOLDER as SMOKE_FOLDER
 from simpro_fast.errors import ConfigError, PeerError, UserError
+from simpro_fast.printable import show
 from simpro_fast.utils.logs import log_to_terminal
 
 if TYPE_CHECKING:
@@ -110,10 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         silent = isinstance(error, PeerError) or (isinstance(error, ConfigError) and local_rank)
         if not silent:
             where = f" [rank {rank}]" if many else ""
-            print(f"error{where}: {error}", file=sys.stderr, flush=True)
+            show(f"error{where}: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        print(f"error: {error}; check the path, its permissions and free space", file=sys.stderr)
+        show(f"error: {error}; check the path, its permissions and free space", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("interrupted; start again to resume from the last checkpoint", file=sys.stderr)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Strict, model_validator
 
-from simpro_fast.config.section import FilePath, FilePaths, Section
+from simpro_fast.config.section import NOTHING, ROUNDING, FilePath, FilePaths, Section
 
 Range = Annotated[tuple[float, float], Strict(False)]
 Distribution = Literal["consistent", "uniform", "reversed", "middle", "head_tail", "random"]
@@ -17,9 +17,9 @@ class DataConfig(Section):
 
     name: str = "digits"
     """One of the known data sets, or `images`: your own files."""
-    root: FilePath | None = None
+    root: FilePath | None = Field(None, **NOTHING)
     """Folder of the data set's files; None: the set's well-known places."""
-    cache_dir: FilePath | None = None
+    cache_dir: FilePath | None = Field(None, **NOTHING)
     """Folder for copies that are made once (STL-10, small ImageNet); None: beside the files."""
     image_size: int | None = Field(None, gt=0, le=4096)
     """Side in pixels; None: the set's own."""
@@ -41,17 +41,17 @@ class DataConfig(Section):
     total_max: int | None = Field(None, gt=0)
     """With `labeled_fraction`: cut the classes to a long tail of ratio `gamma_labeled` first, this
     many images of the most frequent one; None: all images."""
-    class_list: FilePath | None = None
+    class_list: FilePath | None = Field(None, **NOTHING)
     """ImageNet: the order of the 1000 classes in the downsampled files (JSON rows [wnid, name], or
     map_clsloc.txt); None: the shipped one."""
     test_per_class: int | None = Field(None, gt=0)
     """Test images per class: held out of a set that has no test part (digits); of other sets at
     most as many are tested, the same for every seed. None: the whole test part."""
-    split_file: FilePath | None = None
+    split_file: FilePath | None = Field(None, **NOTHING)
     """A `split.npz` with the index lists `labeled`, `unlabeled`, `test` to use as they are."""
     overlap: bool = False
     """Put the labeled images into the unlabeled set as well (as ACR, DASO and CoSSL do)."""
-    allow_empty_classes: bool = False
+    allow_empty_classes: bool = Field(False, **NOTHING)
     """Accept classes without a labeled image; their prior is floored."""
     batch_size: int = Field(64, gt=0, le=1_000_000)
     """Labeled images per step over all ranks (B)."""
@@ -72,32 +72,34 @@ class DataConfig(Section):
     """Random horizontal flip; None: whether it keeps the labels of this set."""
     shift: int | None = Field(None, ge=0)
     """Largest shift of the random crop in pixels; None: an eighth of the side."""
-    prefetch: int = Field(2, gt=0, le=64)
+    prefetch: int = Field(2, gt=0, le=64, **NOTHING)
     """Steps that the pipeline prepares ahead."""
-    resident: Literal["auto", "device", "host"] = "auto"
+    resident: Literal["auto", "device", "host"] = Field("auto", **NOTHING)
     """Arrays of images on a GPU: in its memory, on the host, or (auto) in its memory if they take
     at most half of what is free when training starts. On a CPU they are on the host."""
-    hw_decoder_load: float = Field(0.65, ge=0, le=1)
+    hw_decoder_load: float = Field(0.65, ge=0, le=1, **ROUNDING)
     """Share of the JPEG files that a GPU decodes in its hardware decoder, where it has one."""
 
     # Own files (`name: images`): folders, or a manifest that launch/prepare.py wrote. The class
     # counts are those of the files, so labeled_max ... unlabeled_distribution are not looked at.
-    labeled: FilePath | None = None
+    labeled: FilePath | None = Field(None, **NOTHING)
     """Folder with one subfolder of images per class, or tar shards: a .tar file, a pattern
     (`x-{000..127}.tar`, `x-*.tar`) or a folder of them."""
-    unlabeled: FilePaths = ()
+    unlabeled: FilePaths = Field((), **NOTHING)
     """One or more folders of images, flat or nested, or tar shards."""
-    val: FilePath | None = None
+    val: FilePath | None = Field(None, **NOTHING)
     """Folder like `labeled`, to test on."""
-    manifest: FilePath | None = None
+    manifest: FilePath | None = Field(None, **NOTHING)
     """CSV or Parquet list of the images, instead of the three folders (or of ImageNet's tree)."""
-    packed: FilePath | None = None
+    packed: FilePath | None = Field(None, **NOTHING)
     """Array that `prepare --pack` made of the manifest's images; trains from memory."""
     holdout_per_class: int = Field(0, ge=0)
     """Without `val`: labeled images of each class that are kept for testing, 0 for none."""
-    on_bad_image: Literal["error", "skip"] = "error"
+    on_bad_image: Literal["error", "skip"] = Field("error", **NOTHING)
     """A file that cannot be used stops the run; skip: it is left out, or, where that shows only in
     training, another image takes its place."""
+    max_megapixels: int = Field(179, gt=0, le=10_000)
+    """The largest file, in millions of pixels, that is decoded; a larger one cannot be used."""
     weak_scale: Range = (0.5, 1.0)
     """Area of the weak view's crop as a share of the image, uniform between the two."""
     strong_scale: Range = (0.2, 1.0)

@@ -11,27 +11,22 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from yaml.reader import ReaderError
 
+from simpro_fast.config.bounds import check_document, read_bounded, shown
 from simpro_fast.config.schema import Config
 from simpro_fast.errors import ConfigError
 
-
-def _line(node: yaml.Node) -> int:
-    return int(node.start_mark.line) + 1
+_SHOWN = 10
+"""Problems of one configuration that are listed."""
 
 
 class _Loader(yaml.SafeLoader):
     """Safe YAML with YAML 1.2 scalars: `1e-3` is a number, `on` and `off` are strings."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node)
-            if not isinstance(key, str):
-                raise ConfigError(f"line {_line(key_node)}: key {key!r} is not a name; quote it")
-            if key in seen:
-                raise ConfigError(f"line {_line(key_node)}: key '{key}' is given twice; keep one")
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+    def get_single_node(self) -> yaml.Node | None:
+        root: yaml.Node | None = super().get_single_node()
+        if root is not None:
+            check_document(root, lambda text: self.resolve(yaml.ScalarNode, text, (True, False)))
+        return root
 
     def construct_int(self, node: yaml.ScalarNode) -> int:
         return int(self.construct_scalar(node).replace("_", ""))
@@ -97,8 +92,13 @@ def parse_config(tree: dict[str, Any]) -> Config:
     try:
         return Config(**tree)
     except ValidationError as error:
-        lines = [_describe(problem, tree) for problem in error.errors()]
-        raise ConfigError("; ".join(dict.fromkeys(lines))) from None
+        lines: dict[str, None] = {}
+        for problem in error.errors():
+            if len(lines) == _SHOWN:
+                lines["and more"] = None
+                break
+            lines[_describe(problem, tree)[:500]] = None
+        raise ConfigError("; ".join(lines)) from None
 
 
 def dump_config(config: Config) -> str:
@@ -160,37 +160,56 @@ def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     if path in children:
         raise ConfigError(f"{path}: `base` leads back to this file; remove the circle")
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        tree = yaml.load(read_bounded(path), Loader=_Loader)
     except ConfigError as error:
         raise ConfigError(f"{path} {error}") from None
     except OSError as error:
         raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}{_yaml_problem(error)}") from None
+        reason = "" if children else _yaml_problem(error)
+        raise ConfigError(f"{path}{_yaml_place(error)} is not valid YAML{reason}") from None
     tree = _without_empty_sections({} if tree is None else tree)
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold `key: value` sections, got a {type(tree).__name__}")
+    if children:
+        _refuse_foreign(tree, _all_keys(Config) | {"base": None}, path)
     base = tree.pop("base", None)
     if base is None:
         return tree
     if not isinstance(base, str):
-        raise ConfigError(f"{path}: `base` must be one file name, got {base!r}")
+        raise ConfigError(f"{path}: `base` must be one file name, got {shown(base)}")
     base_path = path.parent / base
     if not base_path.is_file():
         raise ConfigError(f"{path}: base file {base_path} does not exist")
     return _merge(_read_with_bases(base_path, (*children, path)), tree)
 
 
+def _refuse_foreign(tree: dict[str, Any], known: dict[str, Any], path: Path) -> None:
+    """A base that is some other YAML file is refused before a value of it is shown anywhere."""
+    for key, value in tree.items():
+        if key not in known:
+            raise ConfigError(f"{path}: `base` must be a configuration; it has no key '{key}'")
+        if known[key] is not None:
+            if not isinstance(value, dict):
+                raise ConfigError(f"{path}: `base` must be a configuration; '{key}' is a section")
+            _refuse_foreign(value, known[key], path)
+
+
+def _yaml_place(error: Exception) -> str:
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return ""
+    mark = error.problem_mark or error.context_mark
+    return f", line {mark.line + 1}, column {mark.column + 1}," if mark is not None else ""
+
+
 def _yaml_problem(error: Exception) -> str:
-    """Place and reason on one line; PyYAML's own text quotes the source over several."""
-    where, reason = "", str(error)
+    """The reason on one line; PyYAML's own text quotes the source over several."""
+    reason = str(error)
     if isinstance(error, yaml.MarkedYAMLError):
-        mark = error.problem_mark or error.context_mark
-        where = f", line {mark.line + 1}, column {mark.column + 1}," if mark is not None else ""
         reason = ": ".join(part for part in (error.context, error.problem) if part)
     elif isinstance(error, ReaderError):
         reason = f"{error.reason} (character {error.position + 1})"
-    return f"{where} is not valid YAML: {' '.join(reason.split())}"
+    return f": {' '.join(reason.split())[:300]}"
 
 
 def _without_empty_sections(tree: Any) -> Any:
@@ -213,17 +232,20 @@ def _merge(base: dict[str, Any], top: dict[str, Any]) -> dict[str, Any]:
 def _apply_override(tree: dict[str, Any], item: str) -> None:
     key, equals, text = item.partition("=")
     if not equals or not key:
-        raise ConfigError(f"override '{item}' must look like key.sub=value")
+        raise ConfigError(f"override {shown(item)} must look like key.sub=value")
     try:
         value = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError:
-        raise ConfigError(f"override '{item}': cannot read the value {text!r} as YAML") from None
+    except ConfigError as error:
+        raise ConfigError(f"override {key[:64]}: {error}") from None
+    except (yaml.YAMLError, RecursionError):
+        said = shown(text)
+        raise ConfigError(f"override {key[:64]}: cannot read the value {said} as YAML") from None
     *sections, last = key.split(".")
     node = tree
     for section in sections:
         node = node.setdefault(section, {})
         if not isinstance(node, dict):
-            raise ConfigError(f"override '{item}': {section} is a value, not a section")
+            raise ConfigError(f"override {shown(item)}: {section} is a value, not a section")
     node[last] = value
 
 
@@ -235,7 +257,7 @@ def _describe(problem: Any, tree: dict[str, Any]) -> str:
     keys = _existing_keys(path, tree)
     dotted = ".".join(keys)
     if kind == "extra_forbidden":
-        return f"unknown key '{dotted}'{_nearest_key(keys)}"
+        return f"unknown key '{dotted[:200]}'{_nearest_key(keys)}"
     if kind == "missing":
         return f"key '{'.'.join(path)}' is missing; set it"
     if kind == "value_error":
@@ -246,10 +268,11 @@ def _describe(problem: Any, tree: dict[str, Any]) -> str:
     choices = _literals(annotation)
     if choices and isinstance(value, str):
         allowed = [*choices, *_plain_types(annotation)]
-        return f"{dotted}={value!r} is not one of {', '.join(allowed)}{_nearest(value, choices)}"
+        near = _nearest(value, choices)
+        return f"{dotted}={shown(value)} is not one of {', '.join(allowed)}{near}"
     expected = message[0].lower() + message[1:]
     extra = f" (or one of {', '.join(choices)})" if choices else ""
-    return f"{dotted}={value!r}: {expected}{extra}"
+    return f"{dotted}={shown(value)}: {expected}{extra}"
 
 
 def _existing_keys(path: list[str], tree: Any) -> list[str]:

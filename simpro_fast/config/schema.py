@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.config.section import FilePath, Section
+from simpro_fast.config.section import LENGTH, NOTHING, ROUNDING, FilePath, Section
 
 # Views per labeled and per unlabeled image: the released code against Algorithm 1 of the paper.
 RECIPE_VIEWS = {"released": {"labeled": 2, "strong": 2}, "paper": {"labeled": 1, "strong": 1}}
@@ -43,7 +43,7 @@ class MethodConfig(Section):
     """Ablation: false removes tau * log pi_u from the pseudo-labels (no E step)."""
     adjust_loss: bool = True
     """Ablation: false removes tau * log phi from both losses (no M step)."""
-    impl: Literal["auto", "triton", "eager", "compile"] = "auto"
+    impl: Literal["auto", "triton", "eager", "compile"] = Field("auto", **ROUNDING)
     """Loss kernels: `auto` takes Triton on CUDA and eager PyTorch elsewhere; `compile` is the eager
     twin through torch.compile."""
 
@@ -59,7 +59,7 @@ class ModelConfig(Section):
 
     name: str = "wrn_28_2"
     """small_cnn, wrn_<depth>_<width>, resnet50, resnet50_3x3, or torchvision/<name>."""
-    weights: FilePath | None = None
+    weights: FilePath | None = Field(None, **NOTHING)
     """File to start from: safetensors or a torch state dict; a head of another shape is left out.
     A run that goes on from a checkpoint does not need it; if it is there it must be the same."""
     activation: Literal["leaky_relu", "relu", "silu"] | None = None
@@ -98,7 +98,7 @@ class OptimConfig(Section):
 class TrainConfig(Section):
     """Length, averaging, precision."""
 
-    steps: int = Field(43_000, gt=0)
+    steps: int = Field(43_000, gt=0, **LENGTH)
     period: int = Field(500, gt=0)
     """Steps between two updates of pi_u and phi (the papers' "epoch"; not a pass over the data)."""
     ema_decay: float = Field(0.999, ge=0, lt=1)
@@ -107,14 +107,14 @@ class TrainConfig(Section):
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
     """bf16: autocast of the forward pass; weights, buffers, EMA and loss stay float32. fp64: all of
     these in float64, to check numerics (slow on GPUs; not with ZeRO 1 and 2)."""
-    compile: Literal["none", "default", "max-autotune", "cuda-graphs"] = "none"
+    compile: Literal["none", "default", "max-autotune", "cuda-graphs"] = Field("none", **ROUNDING)
     """torch.compile of network and losses over static shapes; `max-autotune` tries more kernels,
     `cuda-graphs` compiles as `default` and replays the step as one CUDA graph, or where that cannot
     be (see cuda_graph) the network alone."""
-    cuda_graph: bool = False
+    cuda_graph: bool = Field(False, **ROUNDING)
     """Replay the whole step, optimizer and average included, as one CUDA graph, where that can be:
     one GPU, distributed.engine=plain, one micro-batch, strong_forward=all (docs/performance.md)."""
-    cudnn_benchmark: bool = True
+    cudnn_benchmark: bool = Field(True, **ROUNDING)
     """On CUDA: time cuDNN's convolution algorithms at the first step and keep the fastest, where
     shapes do not change (strong_forward=all). Another algorithm rounds differently, so repeated
     runs may part; false lets cuDNN's heuristics choose."""
@@ -126,11 +126,11 @@ class TrainConfig(Section):
     strong_forward: Literal["all", "confident"] = "all"
     """`confident`: only the strong views of images that pass the threshold (needs
     weak_forward=no_grad; docs/performance.md)."""
-    threads: int | None = Field(None, gt=0, le=1024)
+    threads: int | None = Field(None, gt=0, le=1024, **ROUNDING)
     """CPU threads of torch per rank; None: the cores divided by the local ranks."""
-    data_threads: int | None = Field(None, gt=0, le=1024)
+    data_threads: int | None = Field(None, gt=0, le=1024, **NOTHING)
     """CPU threads of the data pipeline per rank; None: as `threads`."""
-    profile: bool = False
+    profile: bool = Field(False, **NOTHING)
     """Write a torch profiler trace of a few steps into the run directory."""
 
     @model_validator(mode="after")
@@ -151,16 +151,16 @@ class TrainConfig(Section):
 class EvaluateConfig(Section):
     """Test of the EMA weights."""
 
-    every: int = Field(1, gt=0)
+    every: int = Field(1, gt=0, **NOTHING)
     """In periods; the last step is always evaluated."""
-    batch_size: int = Field(512, gt=0)
+    batch_size: int = Field(512, gt=0, **NOTHING)
 
 
 class DistributedConfig(Section):
     """Ranks and the engine behind the step."""
 
-    engine: Literal["deepspeed", "plain"] = "deepspeed"
-    zero_stage: int = 0
+    engine: Literal["deepspeed", "plain"] = Field("deepspeed", **ROUNDING)
+    zero_stage: int = Field(0, **ROUNDING)
     """DeepSpeed's ZeRO: 0 none, 1 shards the optimizer state, 2 gradients as well. They train the
     same network; 0 is the fastest for models of this size."""
     micro_batch: int | None = Field(None, gt=0)
@@ -172,18 +172,18 @@ class DistributedConfig(Section):
     their number. average_buffers: each rank normalises by its own images; the running statistics
     are averaged over ranks after every step. false: as in plain DDP, each rank normalises by its
     own images and all take over rank 0's running statistics."""
-    expect_world_size: int | None = Field(None, gt=0)
+    expect_world_size: int | None = Field(None, gt=0, **NOTHING)
     """Refuse to start with another number of ranks."""
-    collective_timeout: float = Field(1800, gt=0, le=1e6)
+    collective_timeout: float = Field(1800, gt=0, le=1e6, **NOTHING)
     """Seconds that a rank waits for the others in one collective, whatever they do meanwhile."""
-    stall_timeout: float = Field(600, gt=0, le=1e6)
+    stall_timeout: float = Field(600, gt=0, le=1e6, **NOTHING)
     """Seconds without progress in a training step after which the run ends and names the rank that
     hangs; the first step, evaluation and saving may take longer. A single rank only warns."""
-    preempt_grace: float = Field(25, gt=0, le=1e6)
+    preempt_grace: float = Field(25, gt=0, le=1e6, **NOTHING)
     """Seconds from SIGTERM or SIGUSR1 to the end, saved or not; launchers often kill after 30."""
-    start_timeout: float = Field(300.0, gt=0)
+    start_timeout: float = Field(300.0, gt=0, **NOTHING)
     """Seconds until a rank that has not come is named and the others stop."""
-    listen: str | None = None
+    listen: str | None = Field(None, **NOTHING)
     """Address that rank 0 listens on; None: what MASTER_ADDR stands for, and no other interface."""
 
     @model_validator(mode="before")
@@ -213,33 +213,33 @@ class DistributedConfig(Section):
 class CheckpointConfig(Section):
     """What is saved, and where a run goes on."""
 
-    every: int = Field(1000, gt=0)
+    every: int = Field(1000, gt=0, **NOTHING)
     """In steps; the last step is always saved."""
-    keep: int = Field(2, gt=1)
+    keep: int = Field(2, gt=1, **NOTHING)
     """Newest checkpoints kept; at least 2, since the newest may be damaged."""
-    on_error: Literal["stop", "continue"] = "stop"
+    on_error: Literal["stop", "continue"] = Field("stop", **NOTHING)
     """When the disk refuses a checkpoint or a row of metrics: stop, or warn, train on and try again
     at the next turn."""
-    resume: str = "auto"
+    resume: str = Field("auto", **NOTHING)
     """`auto`, `none`, or the path of a checkpoint file or folder."""
 
 
 class LogConfig(Section):
     """What is shown and written besides metrics.jsonl."""
 
-    progress: Literal["auto", "on", "off"] = "auto"
+    progress: Literal["auto", "on", "off"] = Field("auto", **NOTHING)
     """A live line on a terminal; `auto`: where the output is one."""
-    tensorboard: bool = True
-    figures: bool = True
+    tensorboard: bool = Field(True, **NOTHING)
+    figures: bool = Field(True, **NOTHING)
 
 
 class Config(Section):
     """A whole experiment."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$")
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$", **NOTHING)
     seed: int = Field(1, ge=0, lt=2**63)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    output_dir: FilePath = Path("runs")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", **ROUNDING)
+    output_dir: FilePath = Field(Path("runs"), **NOTHING)
     method: MethodConfig = MethodConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()

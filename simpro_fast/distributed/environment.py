@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import torch
 
 from simpro_fast.config import Config
 from simpro_fast.errors import ConfigError
+from simpro_fast.utils.machine import host_name
 
 
 def number_from_environment(name: str, default: int) -> int:
@@ -46,6 +48,8 @@ def check_launch(config: Config) -> None:
             f"RANK={rank} of WORLD_SIZE={world} in the environment is impossible; "
             "start through deepspeed or torchrun, or unset both"
         )
+    if world > 1:
+        _refuse_missing_interface()
     expected = config.distributed.expect_world_size
     if expected is not None and expected != world:
         raise ConfigError(
@@ -80,6 +84,16 @@ def check_launch(config: Config) -> None:
         raise ConfigError(
             "method.impl=triton needs a CUDA device (or TRITON_INTERPRET=1, for tests); "
             "use method.impl=auto or eager"
+        )
+
+
+def _refuse_missing_interface() -> None:
+    chosen = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    there = [name for _, name in socket.if_nameindex()]
+    if set(filter(None, chosen.split(","))) - set(there):
+        raise ConfigError(
+            f"GLOO_SOCKET_IFNAME={chosen}: {host_name()} has no such network interface, but "
+            f"{', '.join(there)}; correct the variable or unset it"
         )
 
 

@@ -7,8 +7,10 @@ The same program runs under `deepspeed`, `torchrun` and plain `python`; all thre
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
+import tempfile
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -26,8 +28,10 @@ from simpro_fast.distributed.environment import (
 )
 from simpro_fast.distributed.rendezvous import Rendezvous, interface_towards
 from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.utils.machine import cpu_cores, host_name
+from simpro_fast.utils.machine import cpu_cores, host_name, private_folder
 from simpro_fast.utils.malloc import reuse_freed_memory
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,8 @@ def start_ranks(config: Config) -> Ranks:
     local_world = number_from_environment(
         "LOCAL_WORLD_SIZE", number_from_environment("LOCAL_SIZE", world)
     )
+    if world > 1:
+        _keep_kernels_here()
     use_cuda = config.device != "cpu" and torch.cuda.is_available()
     if use_cuda and local_rank >= torch.cuda.device_count():
         raise UserError(
@@ -168,14 +174,35 @@ def _find_and_connect(config: Config, ranks: Ranks) -> Ranks:
     return replace(ranks, hosts=tuple(hosts))
 
 
+def _keep_kernels_here() -> None:
+    """Compiled kernels on a disk of each machine: a home folder that ranks share is full of races.
+
+    `deepspeed --hostfile` passes no such variable on.
+    """
+    if "TRITON_CACHE_DIR" in os.environ:
+        return
+    folder = private_folder("simpro-triton")
+    if folder is None:
+        logger.warning("no private folder in %s; set TRITON_CACHE_DIR", tempfile.gettempdir())
+    else:
+        os.environ["TRITON_CACHE_DIR"] = str(folder)
+
+
 def _connect(config: Config, ranks: Ranks, store: dist.Store) -> None:
-    dist.init_process_group(
-        "nccl" if ranks.device.type == "cuda" else "gloo",
-        store=store,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        timeout=timedelta(seconds=config.distributed.collective_timeout),
-    )
+    try:
+        dist.init_process_group(
+            "nccl" if ranks.device.type == "cuda" else "gloo",
+            store=store,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            timeout=timedelta(seconds=config.distributed.collective_timeout),
+        )
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise UserError(
+            f"the ranks cannot be connected ({reason}); check network and firewall, and "
+            f"GLOO_SOCKET_IFNAME, here {os.environ.get('GLOO_SOCKET_IFNAME', 'not set')}"
+        ) from None
     # DeepSpeed reads these even when the group already exists.
     for name, value in (
         ("RANK", ranks.rank),

@@ -10,6 +10,7 @@ from typing import TextIO
 from rich.table import Table
 from rich.text import Text
 
+from simpro_fast.printable import printable
 from simpro_fast.utils.terminal import rendered
 
 VERDICTS = ("ok", "skipped", "warning", "problem")
@@ -48,9 +49,11 @@ def table(lines: list[Line], file: TextIO | None = None) -> str:
     """The lines under each other, with each cure below its finding, as `file` (stdout) shows it."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     for line in lines:
-        grid.add_row(Text(line.verdict, style=_STYLES[line.verdict]), line.check, line.found)
+        grid.add_row(
+            Text(line.verdict, style=_STYLES[line.verdict]), line.check, printable(line.found)
+        )
         if line.cure:
-            grid.add_row("", "", f"-> {line.cure}")
+            grid.add_row("", "", f"-> {printable(line.cure)}")
     return rendered(grid, sys.stdout if file is None else file)
 
 

@@ -118,8 +118,15 @@ def optimizer_slots(
 def load_optimizer_slots(
     optimizer: torch.optim.Optimizer, model: nn.Module, slots: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Put saved slots (momentum and the like) back, in each parameter's dtype and layout."""
-    parameters = dict(model.named_parameters())
+    """Put saved slots (momentum and the like) back, in each parameter's dtype and layout.
+
+    Raises:
+        UserError: they are of other parameters, or of other shapes.
+    """
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if slots and slots.keys() != parameters.keys():
+        first = min(slots.keys() ^ parameters.keys())
+        raise UserError(f"the optimizer's state is that of another model (first: {first})")
     optimizer.state.clear()
     for name, saved in slots.items():
         parameter = parameters[name]
@@ -127,6 +134,9 @@ def load_optimizer_slots(
         for slot, value in saved.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape:
                 restored[slot] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            elif isinstance(value, Tensor) and value.dim():
+                found, wanted = list(value.shape), list(parameter.shape)
+                raise UserError(f"the optimizer's {slot} of {name} is {found}, not {wanted}")
             elif isinstance(value, Tensor):
                 # A fused optimizer counts its steps on the parameter's device.
                 restored[slot] = value.to(parameter.device, copy=True)

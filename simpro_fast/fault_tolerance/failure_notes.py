@@ -19,8 +19,10 @@ import torch.distributed as dist
 
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import UserError
+from simpro_fast.printable import show
 from simpro_fast.utils.atomic_write import write_json
 from simpro_fast.utils.machine import host_name
+from simpro_fast.utils.regular_file import read_text
 
 NOTE_DELAY = 2.0
 """Seconds that a note may need to become visible over a network file system."""
@@ -44,6 +46,8 @@ class Failure:
     exit_code: int
     time: float
     """Seconds since 1970 on that rank's machine."""
+    silent: tuple[int, ...] = ()
+    """Ranks that hang, and so cannot tell this themselves."""
 
     @classmethod
     def of(cls, rank: int, step: int, kind: str, message: str, exit_code: int) -> Failure:
@@ -93,7 +97,7 @@ class FailureNotes:
         names = {field.name for field in fields(Failure)}
         for path in self._folder.glob("rank*.json"):
             try:
-                note = json.loads(path.read_text(encoding="utf-8"))
+                note = json.loads(read_text(path))
                 if note["launch"] == self._token and path.stem != f"rank{self._rank}":
                     found.append(Failure(**{k: v for k, v in note.items() if k in names}))
             except (OSError, ValueError, KeyError, TypeError):
@@ -112,7 +116,10 @@ def is_mine_to_tell(failure: Failure, ranks: Ranks) -> bool:
     """One line per machine, besides the failing rank's own; what a user asked for, once."""
     if failure.kind in ("interrupted", "preempted"):
         return ranks.is_main
-    return failure.rank == ranks.rank or ranks.local_rank == 0
+    first = ranks.rank - ranks.local_rank
+    here = range(first, first + ranks.local_world_size)
+    speaker = next((rank for rank in here if rank not in failure.silent), first)
+    return ranks.rank in (failure.rank, speaker)
 
 
 def line_about(failure: Failure, ranks: Ranks) -> str:
@@ -120,6 +127,8 @@ def line_about(failure: Failure, ranks: Ranks) -> str:
     if failure.kind in ("interrupted", "preempted"):
         return failure.message
     where = f" [rank {ranks.rank}]" if ranks.world_size > 1 else ""
+    if ranks.rank in failure.silent:  # it runs again, too late
+        return f"error{where}: the other ranks have given this one up: {failure.message}"
     mine = failure.rank == ranks.rank
     return f"error{where}: {failure.message if mine else failure}"
 
@@ -127,4 +136,4 @@ def line_about(failure: Failure, ranks: Ranks) -> str:
 def say(line: str) -> None:
     """A line on stderr. Where a launcher has died there may be nobody to read it."""
     with suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        show(line, file=sys.stderr)

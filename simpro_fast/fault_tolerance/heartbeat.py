@@ -17,6 +17,7 @@ from simpro_fast.errors import UserError
 from simpro_fast.fault_tolerance.launchers import is_running
 from simpro_fast.utils.atomic_write import write_atomically
 from simpro_fast.utils.machine import host_name
+from simpro_fast.utils.regular_file import read_text
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Beat:
     collectives: int
     """Collectives entered: the rank that all others wait for has entered fewest."""
     where: str
-    """Innermost Python line of the main thread; empty while it makes progress."""
+    """Innermost Python line of the training thread; empty while it makes progress."""
 
 
 class Heartbeats:
@@ -66,7 +67,7 @@ class Heartbeats:
         found = {}
         for rank in range(self._world_size):
             try:
-                text = self._path(rank).read_text(encoding="utf-8")
+                text = read_text(self._path(rank))
                 found[rank] = Beat(**json.loads(text))
             except (OSError, ValueError, TypeError):
                 continue
@@ -119,9 +120,9 @@ def collectives_entered() -> int:
         return 0  # a group is just being taken down
 
 
-def main_thread_line() -> str:
-    """File, line and function that the main thread is in."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+def line_of_thread(thread: threading.Thread) -> str:
+    """File, line and function that a thread is in."""
+    frame = sys._current_frames().get(thread.ident or 0)
     if frame is None:
         return "nowhere"
     code = frame.f_code

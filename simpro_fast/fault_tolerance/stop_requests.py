@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from simpro_fast.fault_tolerance.early_signals import without_end_at_once
+from simpro_fast.fault_tolerance.early_signals import dismiss_guard, without_end_at_once
 
 PREEMPTED = 75
 """Exit code EX_TEMPFAIL: stopped on request, the same command goes on."""
@@ -54,8 +55,20 @@ class StopRequests:
     def requested(self) -> bool:
         return self.reason is not None
 
+    @property
+    def deferred(self) -> bool:
+        """Training has begun, and looks at `requested` itself."""
+        return self._deferred
+
     def install(self) -> None:
-        """Handle the signals from here on. Main thread only."""
+        """Handle the signals from here on.
+
+        On another thread than the main one nothing is handled: signals are then the affair of the
+        program that trains there.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return
+        dismiss_guard()
         _installed.add(self)
         receiver, sender = socket.socketpair()
         receiver.setblocking(False)

@@ -32,7 +32,7 @@ from simpro_fast.fault_tolerance.failure_notes import (
 from simpro_fast.fault_tolerance.heartbeat import (
     Heartbeats,
     collectives_entered,
-    main_thread_line,
+    line_of_thread,
     stalled_ranks,
 )
 from simpro_fast.fault_tolerance.launchers import launchers_above
@@ -82,10 +82,12 @@ class Watchdog:
         """The main thread has said why the run ends."""
         self._deadline: tuple[float, Failure] | None = None
         self._thread: threading.Thread | None = None
+        self._trainer = threading.main_thread()
         self._finished = threading.Event()
 
     def start(self) -> None:
-        """Handle signals and watch. All ranks call it together, on their main threads."""
+        """Handle signals and watch. All ranks call it together, on the thread that trains."""
+        self._trainer = threading.current_thread()
         if self._run_dir is not None:
             if self.ranks.is_main:
                 for name in FOLDERS:  # of an earlier start
@@ -141,8 +143,11 @@ class Watchdog:
         marker, ticked = self._progress(), time.monotonic()
         since = next_look = ticked
         while not self._finished.is_set():
+            pause = min(self._interval, TICK)
             if self.requests.bell is not None:
-                select.select([self.requests.bell], [], [], min(self._interval, TICK))
+                select.select([self.requests.bell], [], [], pause)
+            else:
+                self._finished.wait(pause)
             now = time.monotonic()
             if now - ticked > SUSPENDED:
                 since = now
@@ -174,16 +179,21 @@ class Watchdog:
         if not self._stop_sent and self.launcher_is_gone():
             self._stop_sent = True
             self.requests.reason = self.requests.reason or LAUNCHER_GONE
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            if self.requests.bell is not None:
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
         if signal.SIGINT in arrived:
             line = "interrupted; start again to resume from the last checkpoint"
             self.end_within(INTERRUPTED_SECONDS, self.failure("interrupted", line, INTERRUPTED))
         if self.requests.requested or not arrived.isdisjoint(STOP_SIGNALS):
-            line = (
-                f"preempted, but not at the end of a step within {self._grace:g} s "
-                "(distributed.preempt_grace); start again to resume from the last checkpoint"
-            )
-            self.end_within(self._grace, self.failure("preempted", line, PREEMPTED))
+            grace, line = self._grace, "preempted before training began; start again to go on"
+            if self.requests.deferred:
+                line = (
+                    f"preempted, but not at the end of a step within {grace:g} s "
+                    "(distributed.preempt_grace); start again to resume from the last checkpoint"
+                )
+            else:  # nothing to save
+                grace = min(grace, ENDING_SECONDS)
+            self.end_within(grace, self.failure("preempted", line, PREEMPTED))
 
     def _look_for_failed_peer(self) -> None:
         failure = self.notes.first() if self.notes is not None else None
@@ -192,7 +202,10 @@ class Watchdog:
 
     def _report_stall(self, progress: tuple[str, int, int]) -> None:
         """Find out who is behind and end the run; a rank alone only warns."""
-        where = main_thread_line()
+        self._look_for_failed_peer()
+        if self._deadline is not None:
+            return  # the end has begun, and why is known
+        where = line_of_thread(self._trainer)
         limit = f"no progress for {self._stall_timeout:g} s (distributed.stall_timeout)"
         if self.heartbeats is None:
             logger.warning("%s after step %d, in %s", limit, self.step, where)
@@ -218,7 +231,8 @@ class Watchdog:
         else:
             why = "it gave no sign of life"
         others = f"; rank(s) {', '.join(map(str, behind[1:]))} likewise" if behind[1:] else ""
-        self._end(replace(failure, rank=first, message=f"{limit}: {why}{others}"))
+        failure = replace(failure, rank=first, silent=tuple(behind))
+        self._end(replace(failure, message=f"{limit}: {why}{others}"))
 
     def _end(self, failure: Failure) -> NoReturn:
         if self.notes is not None:

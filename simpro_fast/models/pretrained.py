@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from simpro_fast.errors import UserError
 from simpro_fast.models.head import head_of
+from simpro_fast.utils.regular_file import read_regular
 
 # Under what names training scripts keep a state dict; the first that is there counts.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "model_ema", "state_dict_ema", "ema")
@@ -113,7 +114,7 @@ def _read(path: Path) -> bytes:
     if path.is_dir():
         raise UserError(f"model.weights={path} is a folder; give the weights file in it")
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except FileNotFoundError:
         raise UserError(f"model.weights={path} does not exist; check the path") from None
     except OSError as error:

@@ -12,6 +12,7 @@ import numpy as np
 
 from simpro_fast.errors import UserError, pip_line
 from simpro_fast.report.runs import Run, kl_of_uniform, load_run, run_labels
+from simpro_fast.utils.atomic_write import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,6 +31,7 @@ _CAPTIONS = (
     "from 1 to 9 where it has one"
 )
 _STYLE = {
+    "text.parse_math": False,  # a dollar in a name is a dollar
     "font.size": 11,
     "axes.titlesize": 12,
     "axes.titleweight": "bold",
@@ -82,7 +84,8 @@ def write_report(
         paths of the PNG files, in reading order.
 
     Raises:
-        UserError: matplotlib is missing, or a run is unfinished or damaged.
+        UserError: matplotlib is missing, a run is unfinished or damaged, or a figure cannot be
+            written.
     """
     context = _import_matplotlib()
     runs = [load_run(run_dir, summary)] + ([load_run(compare)] if compare is not None else [])
@@ -90,7 +93,6 @@ def write_report(
     folder = run_dir / "report"
     if compare is not None:
         folder /= "compare"
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
     with context(_STYLE):
         figures = {
@@ -103,7 +105,8 @@ def write_report(
         }
         for name, figure in figures.items():
             if figure is not None:
-                figure.savefig(folder / name)
+                with replacing(folder / name) as file:
+                    figure.savefig(file, format="png")
                 written.append(folder / name)
     return written
 

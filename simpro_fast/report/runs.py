@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from simpro_fast.errors import UserError
+from simpro_fast.printable import printables
 from simpro_fast.utils.atomic_write import read_json
 
 # Keys without which there is nothing to show.
@@ -19,7 +20,7 @@ METHOD_TITLES = {"simpro": "SimPro", "fixmatch": "FixMatch"}
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its summary and one metrics object per period."""
+    """One run: its summary, of names that can be shown, and one metrics object per period."""
 
     path: Path
     summary: dict[str, Any]
@@ -40,14 +41,14 @@ def load_run(run_dir: Path, summary: dict[str, Any] | None = None) -> Run:
     """
     summary_path = run_dir / "summary.json"
     if summary is not None:
-        return Run(run_dir, summary, read_metrics(run_dir / "metrics.jsonl"))
+        return Run(run_dir, printables(summary), read_metrics(run_dir / "metrics.jsonl"))
     if not summary_path.is_file():
         raise UserError(f"{run_dir}: {_why_no_summary(run_dir)}")
     summary = read_json(summary_path)
     missing = sorted(NEEDED - set(summary))
     if missing:
         raise UserError(f"{summary_path} is damaged ({', '.join(missing)} missing)")
-    return Run(run_dir, summary, read_metrics(run_dir / "metrics.jsonl"))
+    return Run(run_dir, printables(summary), read_metrics(run_dir / "metrics.jsonl"))
 
 
 def _why_no_summary(run_dir: Path) -> str:

@@ -12,6 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from simpro_fast.printable import printables
 from simpro_fast.report.runs import METHOD_TITLES, kl_of_uniform, run_labels
 from simpro_fast.utils.terminal import plain_table, rendered
 
@@ -43,6 +44,7 @@ def print_summary(
         file: where to print; default `sys.stdout`.
     """
     out = sys.stdout if file is None else file
+    summary, compare = printables(summary), printables(compare)
     summaries = [summary] if compare is None else [summary, compare]
     labels = run_labels(summary, compare)
     width = shutil.get_terminal_size((100, 24)).columns

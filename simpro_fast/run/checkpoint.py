@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import zipfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import ConfigError, PeerError, UserError
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.logs import FOUND_BY_ALL
+from simpro_fast.utils.regular_file import check_regular
 
 FORMAT = 1
 _NAME = re.compile(r"step_(\d{9})\.pt")
+Check = Callable[[Path, dict[str, Any]], None]
 logger = logging.getLogger(__name__)
 
 
@@ -53,20 +56,26 @@ def save_checkpoint(folder: Path, state: dict[str, Any], keep: int) -> Path:
         UserError: the disk is full or the folder cannot be written.
     """
     path = checkpoint_path(folder, state["step"])
+    _remove(lambda: folder.glob(".step_*"))  # of killed writers
     try:
-        for stale in folder.glob(".step_*"):  # of a writer that was killed
-            stale.unlink(missing_ok=True)
         with replacing(path) as file:
             torch.save({"format": FORMAT, **state}, file)
-    except (UserError, OSError, RuntimeError) as error:
+    except UserError as error:
         raise UserError(
-            f"cannot save checkpoint {path}: {error}; earlier checkpoints are kept. "
-            "Free disk space and start again to resume"
-        ) from error
-    for old in list_checkpoints(folder)[keep:]:
-        if old != path:
-            old.unlink(missing_ok=True)
+            f"cannot save checkpoint {error}; earlier checkpoints are kept. "
+            "Start again to resume from the last of them"
+        ) from None
+    _remove(lambda: [old for old in list_checkpoints(folder)[keep:] if old != path])
     return path
+
+
+def _remove(find: Callable[[], Iterable[Path]]) -> None:
+    """Remove files that are of no more use; a folder that has become read-only keeps them."""
+    try:
+        for path in find():
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("an old checkpoint cannot be removed: %s", error)
 
 
 def save_on_main(
@@ -104,6 +113,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         UserError: missing, damaged, of another format, or holding anything but plain data.
     """
     try:
+        check_regular(path)
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
         if damaged is not None:
@@ -128,27 +138,39 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-def check_keys(path: Path, state: dict[str, Any], wanted: set[str]) -> None:
-    """Refuse a checkpoint that lacks a part of the state.
+def check_parts(path: Path, state: dict[str, Any], wanted: dict[str, type]) -> None:
+    """Refuse a checkpoint that lacks a part of the state, or has something else in its place.
 
     Raises:
-        UserError: naming the missing keys.
+        UserError: naming the parts.
     """
-    missing = sorted(wanted - set(state))
-    if missing:
-        raise UserError(f"checkpoint {path} lacks {', '.join(missing)}; it was not written by us")
+    wrong = sorted(key for key, kind in wanted.items() if not isinstance(state.get(key), kind))
+    if wrong:
+        raise UserError(f"checkpoint {path} lacks {', '.join(wrong)}; it was not written by us")
 
 
-def newest_whole(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+def check_nothing(path: Path, state: dict[str, Any]) -> None:
+    """Any state will do."""
+
+
+def newest_whole(
+    folder: Path, check: Check = check_nothing, below: int | None = None
+) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint that can be read; damaged newer ones are named in a warning.
+
+    Args:
+        check: raises UserError where a state is wrong, which then counts as damaged.
+        below: only checkpoints of earlier steps.
 
     Raises:
         UserError: there are checkpoints and every one of them is damaged.
     """
-    paths = list_checkpoints(folder)
+    paths = [p for p in list_checkpoints(folder) if below is None or step_of(p) < below]
     for path in paths:
         try:
-            return path, read_checkpoint(path)
+            state = read_checkpoint(path)
+            check(path, state)
+            return path, state
         except UserError as error:
             rest = "; trying the one before" if path != paths[-1] else ""
             logger.warning("%s%s", error, rest, extra=FOUND_BY_ALL)
@@ -160,24 +182,29 @@ def newest_whole(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     return None
 
 
-def find_checkpoint(resume: str, folder: Path) -> tuple[Path, dict[str, Any]] | None:
+def find_checkpoint(
+    resume: str, folder: Path, check: Check = check_nothing
+) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint that `checkpoint.resume` means, or None for a fresh start (`auto` only).
 
     Args:
         resume: `auto` or the path of a checkpoint file, of a checkpoints folder, or of a run.
         folder: checkpoints folder of this run, searched by `auto`.
+        check: see `newest_whole`.
 
     Raises:
         ConfigError: neither a word nor a path that leads to a checkpoint; lists what is there.
         UserError: the file, or every one in the folder, is damaged.
     """
     if resume == "auto":
-        return newest_whole(folder)
+        return newest_whole(folder, check)
     path = Path(resume)
     if path.is_file():
-        return path, read_checkpoint(path)
+        state = read_checkpoint(path)
+        check(path, state)
+        return path, state
     for candidate in (path, path / "checkpoints"):
-        found = newest_whole(candidate)
+        found = newest_whole(candidate, check)
         if found is not None:
             return found
     near = next((p for p in (path, path.parent) if p.is_dir()), None)

@@ -6,7 +6,9 @@ import json
 import logging
 import os
 import platform
+import re
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +21,13 @@ from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import UserError
 from simpro_fast.fault_tolerance.watchdog import FOLDERS
 from simpro_fast.run.checkpoint import list_checkpoints, step_of
-from simpro_fast.utils.atomic_write import finite, read_json, write_atomically, write_json
+from simpro_fast.utils.atomic_write import (
+    finite,
+    read_json,
+    words_of,
+    write_atomically,
+    write_json,
+)
 from simpro_fast.utils.logs import FOUND_BY_ALL
 from simpro_fast.utils.machine import machine_name
 from simpro_fast.utils.provenance import git_commit
@@ -111,19 +119,32 @@ class RunDirectory:
             UserError: the disk refuses them; they are kept for the next call.
         """
         self._unwritten.append(json.dumps(finite(row), allow_nan=False) + "\n")
-        size = self.metrics.stat().st_size if self.metrics.exists() else 0
+        size = None
         try:
+            size = self.metrics.stat().st_size if self.metrics.exists() else 0
             with self.metrics.open("a", encoding="utf-8") as file:
                 file.writelines(self._unwritten)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            with suppress(OSError):
-                os.truncate(self.metrics, size)
-            raise UserError(
-                f"{self.metrics}: cannot be written ({error.strerror}); free some space"
-            ) from None
+            if size is not None:
+                with suppress(OSError):
+                    os.truncate(self.metrics, size)
+            raise UserError(f"{self.metrics}: cannot be written ({words_of(error)})") from None
         self._unwritten.clear()
+
+    def describe_bad_step(self, path: Path | None, draws: Callable[[], dict[str, Any]]) -> str:
+        """What helps after a loss that is not finite; leaves the draws of its batch in `path`."""
+        said, good = "no file was written", list[Path]()
+        try:
+            if path is not None:
+                write_json(path, draws())
+                said = f"the batch's draws are in {path}"
+            good = list_checkpoints(self.checkpoints)
+        except (UserError, OSError) as error:
+            said = f"the batch's draws are lost: {error}"
+        last = f"last good checkpoint: {good[0]}" if good else "no checkpoint yet"
+        return f"; {said}; {last}. Lower optim.lr or set optim.grad_clip"
 
     def _cut(self, step: int) -> None:
         """Put aside whatever was made after `step`: it is made again, perhaps differently."""
@@ -148,6 +169,30 @@ class RunDirectory:
         write_atomically(self.metrics, "".join(kept))
 
 
+_SECRET = re.compile(
+    r"pass(word|wd|phrase)?$|secret|token|credential|auth|(api|access|private|account)[-_.]?key",
+    re.IGNORECASE,
+)
+_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+def without_secrets(command: Sequence[str]) -> list[str]:
+    """Arguments with `***` for values of keys that look like secrets, and for logins in URLs."""
+    shown: list[str] = []
+    hide = False
+    for word in command:
+        key, equals, _ = word.partition("=")
+        secret = _SECRET.search(key) is not None and (bool(equals) or word.startswith("-"))
+        if hide and not word.startswith("--"):
+            shown.append("***")
+        elif secret and equals:
+            shown.append(f"{key}=***")
+        else:
+            shown.append(_LOGIN.sub("***", word))
+        hide = secret and not equals
+    return shown
+
+
 def environment(ranks: Ranks) -> dict[str, Any]:
     """Versions, commit and machine: what is needed to understand a number later."""
     versions = {"python": platform.python_version()}
@@ -161,7 +206,7 @@ def environment(ranks: Ranks) -> dict[str, Any]:
         "versions": versions,
         "commit": git_commit(),
         "machine": machine_name(),
-        "command": sys.argv,
+        "command": without_secrets(sys.argv),
         "world_size": ranks.world_size,
         "device": str(ranks.device),
         "torch_threads": torch.get_num_threads(),

@@ -78,16 +78,23 @@ def write_results(
     summary: dict[str, Any],
     weights: dict[str, Tensor],
     views: ViewsFigure | None,
+    *,
+    finished: bool,
 ) -> None:
-    """The files of a trained run, and its table on the terminal; without `views` no figures."""
+    """The files of a trained run, and its table on the terminal.
+
+    Args:
+        views: None: no figures.
+        finished: False leaves summary.json out, so that the next start goes on.
+    """
     export_model(run, trained, weights)
     print_summary(summary)
     if views is not None:
         for path in write_report(run.path, views, summary=summary):
             logger.info("figure %s", path)
-    # Last, since its presence says that the run is finished.
-    write_json(run.summary, summary)
-    logger.info("summary %s", run.summary)
+    if finished:  # last, since the presence of the file says so
+        write_json(run.summary, summary)
+        logger.info("summary %s", run.summary)
 
 
 def summarise(trained: TrainedRun) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,10 @@ class TensorBoardLog:
             self._writer.flush()
         except OSError as error:
             logger.warning("TensorBoard events end at step %d: %s", row["step"], error)
-            self._writer = None
+            self._writer = None  # its close() would raise the same again
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with suppress(OSError):  # as in `write`; the run must not end differently for it
+                writer.close()

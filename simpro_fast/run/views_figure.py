@@ -9,6 +9,7 @@ from simpro_kernels.augment.operations import Operation
 
 from simpro_fast.data.batch import Batch, BatchLayout
 from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.printable import printable
 from simpro_fast.report.figures import ViewsFigure
 
 SHOWN = 8
@@ -35,7 +36,7 @@ def views_figure(
         original=dataset.unlabeled_pool[dataset_rows],
         weak=weak[:count],
         strong=np.stack([view[:count] for view in strong], axis=1),
-        titles=[dataset.class_names[k] if k >= 0 else "unlabeled" for k in truth],
+        titles=[printable(dataset.class_names[k]) if k >= 0 else "unlabeled" for k in truth],
         captions=[
             [
                 _caption(draws["unlabeled_views"], (1 + v) * unlabeled + i)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,6 +16,10 @@ from torch import Tensor
 
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.methods import MethodOutput
+from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.logs import FOUND_BY_ALL
+
+logger = logging.getLogger(__name__)
 
 _SUMS = ("loss", "loss_labeled", "loss_unlabeled", "mask_rate")
 
@@ -45,6 +52,36 @@ class Meter:
         return averages
 
 
+class ThresholdWatch:
+    """Says when for many periods no unlabeled image has passed the threshold.
+
+    Args:
+        threshold: `method.threshold`; above 1 it masks everything on purpose.
+    """
+
+    PATIENCE = 5
+    """Periods without any; then a warning at every doubling."""
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        self._empty, self._next = 0, self.PATIENCE
+
+    def period(self, kept: float | None) -> None:
+        """A period has ended, in which this share of the unlabeled images passed; None: no step."""
+        if kept != 0.0 or self._threshold > 1:
+            self._empty, self._next = 0, self.PATIENCE
+            return
+        self._empty += 1
+        if self._empty == self._next:
+            self._next *= 2
+            logger.warning(
+                "for %d periods no unlabeled image has passed method.threshold=%g, so only the "
+                "labeled ones are learned from; a lower threshold or a smaller method.tau helps",
+                *(self._empty, self._threshold),
+                extra=FOUND_BY_ALL,
+            )
+
+
 @dataclass
 class Stopwatch:
     """Wall time of training steps, and the share of it spent waiting for data."""
@@ -75,8 +112,15 @@ def step_profiler(trace: Path | None) -> AbstractContextManager[Any]:
     """torch's profiler over four steps after four others, written to `trace`; None: nothing."""
     if trace is None:
         return nullcontext()
+
+    def write(profile: Any) -> None:
+        with TemporaryDirectory() as folder, replacing(trace) as file:
+            profile.export_chrome_trace(f"{folder}/trace.json")
+            with open(f"{folder}/trace.json", "rb") as made:
+                shutil.copyfileobj(made, file)
+
     return torch.profiler.profile(
         schedule=torch.profiler.schedule(wait=2, warmup=2, active=4, repeat=1),
-        on_trace_ready=lambda profile: profile.export_chrome_trace(str(trace)),
+        on_trace_ready=write,
         record_shapes=True,
     )

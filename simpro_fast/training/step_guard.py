@@ -26,14 +26,21 @@ def refuse_non_finite(state: dict[str, Any], step: int) -> None:
     Raises:
         UserError: a weight or an average of `state` (see `Trainer.state`) is NaN or infinite.
     """
+    if part := non_finite_part(state):
+        raise UserError(
+            f"after step {step} a weight ({part}) is not finite; nothing was saved, earlier "
+            "checkpoints are kept. Lower optim.lr or set optim.grad_clip"
+        )
+
+
+def non_finite_part(state: dict[str, Any]) -> str | None:
+    """`model` or `ema`, where a weight of it is NaN or infinite."""
     for part in ("model", "ema"):
         floating = [t for t in state[part].values() if t.is_floating_point()]
         norms = torch.stack(torch._foreach_norm(floating, torch.inf))
         if not bool(torch.isfinite(norms).all()):
-            raise UserError(
-                f"after step {step} a weight ({part}) is not finite; nothing was saved, earlier "
-                "checkpoints are kept. Lower optim.lr or set optim.grad_clip"
-            )
+            return part
+    return None
 
 
 class StepGuard:

@@ -25,7 +25,7 @@ from simpro_fast.data.splits.split import Split, save_split
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.engine.build import build_engine
 from simpro_fast.engine.optim import learning_rate
-from simpro_fast.errors import UserError
+from simpro_fast.errors import PeerError, UserError
 from simpro_fast.evaluation import Evaluation, evaluate, kl_divergence
 from simpro_fast.fault_tolerance.stop_requests import Preempted
 from simpro_fast.fault_tolerance.watchdog import Watchdog
@@ -37,21 +37,25 @@ from simpro_fast.models import (
     first_rank_buffers,
 )
 from simpro_fast.run.banner import announce, announce_dry_run
-from simpro_fast.run.checkpoint import list_checkpoints, save_on_main
+from simpro_fast.run.checkpoint import save_on_main
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.export import TrainedRun, peak_memory_mib, summarise, write_results
 from simpro_fast.run.progress import Progress
-from simpro_fast.run.resume import find_state
+from simpro_fast.run.resume import agreed_fingerprint, find_state, load_state
 from simpro_fast.run.tensorboard import TensorBoardLog
 from simpro_fast.run.views_figure import views_figure
 from simpro_fast.training.build import build_loader_for, build_method_for, build_student
-from simpro_fast.training.metrics import Meter, Stopwatch, step_profiler
+from simpro_fast.training.metrics import Meter, Stopwatch, ThresholdWatch, step_profiler
 from simpro_fast.training.micro_batch import join_outputs, split_batch
 from simpro_fast.training.state import History, gather_counts, scatter_counts
 from simpro_fast.training.step_graph import build_step_graph
-from simpro_fast.training.step_guard import NonFiniteLossError, StepGuard, refuse_non_finite
+from simpro_fast.training.step_guard import (
+    NonFiniteLossError,
+    StepGuard,
+    non_finite_part,
+    refuse_non_finite,
+)
 from simpro_fast.training.view_forward import ViewForward
-from simpro_fast.utils.atomic_write import write_json
 from simpro_fast.utils.provenance import git_commit
 
 logger = logging.getLogger(__name__)
@@ -90,21 +94,24 @@ class Trainer:
             self.dataset.num_classes,
             config.seed,
         )
-        self._agree()
+        self.fingerprint = agreed_fingerprint(self.dataset, self.split, ranks)
         found = find_state(config, self.run, self.fingerprint, ranks) if write else None
         self._build_training(fresh=found is None)
         self.step = 0
+        self._saved = True  # the checkpoint of the last turn, if there was one
         self.history = History()
         self.last_evaluation: Evaluation | None = None
         self.stopwatch = Stopwatch()
         self.tensorboard = TensorBoardLog(None)
+        checkpoint = None
         if found is not None:
-            self.load_state_dict(found[1])
+            load = self.load_state_dict
+            checkpoint = load_state(found, load, config, self.fingerprint, ranks)
         self.loader = build_loader_for(
             config, self.dataset, self.split, ranks, start_step=self.step, make_loader=make_loader
         )
         if write:
-            self._start_run(None if found is None else found[0])
+            self._start_run(checkpoint)
         self.progress = Progress(
             config.log.progress, config.train.steps, self.views_per_step, main=ranks.is_main
         )
@@ -193,7 +200,12 @@ class Trainer:
             return self._finish()
 
     def _finish(self) -> dict[str, Any]:
-        """Summary of the trained run; on rank 0 also its files and the table on the terminal."""
+        """Summary of the trained run; on rank 0 also its files and the table on the terminal.
+
+        Raises:
+            UserError: the last checkpoint could not be saved, or one of the files.
+            PeerError: likewise, on the other ranks.
+        """
         replaced = torch.tensor([float(getattr(self.loader, "replaced", 0))], dtype=torch.float64)
         trained = TrainedRun(
             config=self.config,
@@ -217,8 +229,17 @@ class Trainer:
             if self.config.log.figures:
                 batch, draws = self.loader.next(self.step), self.loader.describe(self.step)
                 views = views_figure(batch, draws, self.layout, self.dataset)
-            write_results(self.run, trained, summary, self.ema.state_dict(), views)
+            write_results(
+                self.run, trained, summary, self.ema.state_dict(), views, finished=self._saved
+            )
         self.ranks.barrier()
+        if self.write and not self._saved:
+            said = (
+                f"trained to step {self.step}, but its checkpoint could not be saved "
+                "(checkpoint.on_error=continue); free some space and start again, "
+                "which goes on from the last one that could"
+            )
+            raise UserError(said) if self.ranks.is_main else PeerError(said)
         return summary
 
     def dry_run(self) -> None:
@@ -270,6 +291,7 @@ class Trainer:
             "peak_memory_mib": peak_memory_mib(self.ranks.device),
         }
         self.stopwatch = Stopwatch()
+        self.threshold_watch.period(row["mask_rate"])
         self.progress.show(self.step, row["loss"] or 0.0, row["mask_rate"] or 0.0, kl_pi_u)
         if self._writes:
             self._log(metrics)
@@ -282,17 +304,6 @@ class Trainer:
                 raise
             logger.warning("%s; training goes on (checkpoint.on_error=continue)", error)
         self.tensorboard.write(metrics)
-
-    def _agree(self) -> None:
-        """All ranks must hold the same data and split before step 1."""
-        self.fingerprint = {"data": self.dataset.fingerprint(), "split": self.split.hash()}
-        sizes = f"N={len(self.split.labeled)}, M={len(self.split.unlabeled)}"
-        self.ranks.agree_on(
-            {
-                "data": self.fingerprint["data"][:12],
-                "split": f"{self.fingerprint['split'][:12]} ({sizes})",
-            }
-        )
 
     def _build_training(self, *, fresh: bool) -> None:
         config, ranks = self.config, self.ranks
@@ -319,6 +330,7 @@ class Trainer:
         self.step_graph = build_step_graph(config, ranks, self.learn)
         self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
         self.meter = Meter(ranks.device)
+        self.threshold_watch = ThresholdWatch(config.method.threshold)
 
     def _start_run(self, checkpoint: Path | None) -> None:
         """Write what a run starts with, on rank 0; the others wait for it."""
@@ -378,13 +390,20 @@ class Trainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` gave, whatever the number of ranks was then."""
+        """Put back what `state_dict` gave, whatever the number of ranks was then.
+
+        Raises:
+            UserError: a weight is not finite, or it is of another network; other mistakes raise
+                what the parts raise.
+        """
+        if part := non_finite_part(state):
+            raise UserError(f"a weight ({part}) is not finite")
         self.engine.load({"model": state["model"], "optimizer": state["optimizer"]})
         self.ema.load_state_dict(state["ema"])
         counts = {name: getattr(self.method, name) for name in COUNTS}
         self.method.load_state_dict({**counts, **state["method"]})
         scatter_counts(state["accumulators"], self._counts(), self.ranks)
-        self.fingerprint = dict(state["fingerprint"])
+        self.fingerprint = {**state["fingerprint"], **self.fingerprint}
         self.step = state["step"]
         self.history = History(list(state["top1"]), state["seconds"])
 
@@ -406,8 +425,8 @@ class Trainer:
         self.guard.settle()
         state = self.state_dict()
         refuse_non_finite(state, self.step)
-        saved = save_on_main(self.run.checkpoints, state, self.config.checkpoint, self.ranks)
-        return self.step if saved else None
+        self._saved = save_on_main(self.run.checkpoints, state, self.config.checkpoint, self.ranks)
+        return self.step if self._saved else None
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -415,16 +434,11 @@ class Trainer:
         try:
             yield
         except NonFiniteLossError as error:
-            draws = "no file was written"
-            if self.write:
-                path = self.run.path / f"not_finite_step{error.step}_rank{self.ranks.rank}.json"
-                write_json(path, self.loader.describe(error.step))
-                draws = f"the batch's draws are in {path}"
-            good = list_checkpoints(self.run.checkpoints)
-            last = f"last good checkpoint: {good[0]}" if good else "no checkpoint yet"
-            raise NonFiniteLossError(
-                error.step, f"; {draws}; {last}. Lower optim.lr or set optim.grad_clip"
-            ) from None
+            step = error.step
+            name = f"not_finite_step{step}_rank{self.ranks.rank}.json"
+            path = self.run.path / name if self.write else None
+            hint = self.run.describe_bad_step(path, lambda: self.loader.describe(step))
+            raise NonFiniteLossError(step, hint) from None
 
     def close(self) -> None:
         """Free the pipeline; harmless when repeated."""

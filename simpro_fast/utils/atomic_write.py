@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import math
 import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from simpro_fast.errors import UserError
+from simpro_fast.utils.regular_file import read_text
+
+
+class _Written(io.FileIO):
+    """A file that remembers why a write failed; torch and others hide it behind their own words."""
+
+    refusal: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.refusal = error
+            raise
 
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """Write to a temporary file beside `path`; on success it takes the place of `path`.
+    """Write to a temporary file `.<name>.<random>.tmp` beside `path`, which then replaces `path`.
+
+    It has the permissions that the umask leaves.
 
     Args:
         durable: also survives a power cut, at the price of waiting for the disk.
@@ -25,40 +41,49 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     Raises:
         UserError: the disk is full, or the folder cannot be written. `path` is as it was.
     """
-    temporary = None
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    raw: _Written | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
+        raw = _Written(temporary, "xb")
+        with io.BufferedWriter(raw) as file:
             yield file
             if durable:
                 file.flush()
-                os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes it private
+                os.fsync(raw.fileno())
         os.replace(temporary, path)
-        temporary = None
         if durable:
             _sync_folder(path.parent)
     except BaseException as error:
-        if temporary is not None:
-            os.unlink(temporary)
-        ours = (None, temporary, str(path), *map(str, path.parents))
+        if raw is not None:
+            with suppress(OSError):  # the folder may have become read-only
+                temporary.unlink(missing_ok=True)
+        refusal = raw.refusal if raw is not None else None
+        ours = (None, temporary, path, *path.parents)
         # Only of our own writes; an error about another file is not this one's to explain.
-        if isinstance(error, OSError) and error.errno and error.filename in ours:
-            raise UserError(f"{path}: cannot be written ({_cure(error)})") from None
-        raise
+        if isinstance(error, OSError) and error.errno:
+            about = Path(error.filename) if isinstance(error.filename, str) else error.filename
+            refusal = error if about in ours else refusal
+        if refusal is None or not isinstance(error, Exception):
+            raise
+        raise UserError(f"{path}: cannot be written ({words_of(refusal)})") from None
 
 
 def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Put a new name on disk; file systems that cannot do this keep the file all the same."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
-def _cure(error: OSError) -> str:
+def words_of(error: OSError) -> str:
+    """Why a file cannot be written, and the cure."""
     reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        reason = f"disk full: {reason}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"{reason}; free some space or choose another folder"
     return f"{reason}; check the folder and its permissions"
@@ -82,7 +107,7 @@ def read_json(path: Path) -> dict[str, Any]:
         UserError: it cannot be read or holds something else.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error})") from None
     if not isinstance(value, dict):

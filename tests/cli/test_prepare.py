@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,6 +111,18 @@ def test_refused_formats_are_named(root: Path) -> None:
     assert len(found) == 2
 
 
+def test_large_pictures_can_be_allowed(root: Path) -> None:
+    """An earlier refusal is not remembered, and neither is an earlier permission."""
+    save(root / "unlabeled/large.png", Image.new("RGB", (1100, 1000)))
+    for limit, code in (("1", 1), ("2", 0), ("1", 1)):
+        assert run(root, f"--max-megapixels={limit}") == code
+        if code:
+            (reason,) = problems(root).values()
+            assert "more than 1 million pixels (1100 x 1000)" in reason
+    manifest = root / "out/manifest.csv"
+    assert any(row.width == 1100 for row in read_manifest(manifest).usable().rows)
+
+
 def test_duplicates(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(root / "labeled/cats/0.jpg", root / "unlabeled/again.jpg")
     shutil.copy(root / "val/dogs/0.jpg", root / "unlabeled/leak.jpg")
@@ -132,9 +145,9 @@ def test_second_run_decodes_nothing_and_a_changed_file_again(
 ) -> None:
     looked_at: list[str] = []
 
-    def look(path: Path) -> Facts:
+    def look(path: Path, *settings: Any) -> Facts:
         looked_at.append(path.name)
-        return check_file(path)
+        return check_file(path, *settings)
 
     monkeypatch.setattr(check, "check_file", look)
     assert run(root, "--pack", "16") == 0
@@ -278,7 +291,7 @@ def test_tar_shards(
     config = load_config(root / "own.yaml")
     assert load_dataset(config.data).fingerprint() == manifest.fingerprint()
     with monkeypatch.context() as patch:
-        patch.setattr(check, "check_file", lambda image: pytest.fail(f"{image} again"))
+        patch.setattr(check, "check_file", lambda image, *_: pytest.fail(f"{image} again"))
         assert prepare.main(arguments) == 0
     half = (root / "unlabeled/000.jpg").read_bytes()[:400]
     bad = [("cut.jpg", half), ("note.jpg", b"a note"), ("empty.jpg", b"")]

@@ -132,6 +132,71 @@ def test_bad_files(tmp_path: Path, text: str, match: str) -> None:
     assert not any(odd in str(caught.value) for odd in ("\n", "^", "<unicode"))
 
 
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (f"root:$6${SECRET}:19000:0:99999:7:::\ndaemon:*:19000:0:99999:7:::\n", "line 1"),
+        (f"{SECRET}\nmore of it\n", "must hold `key: value` sections, got a str"),
+        (f"password: {SECRET}\n", "has no key 'password'"),
+        (f"method: {SECRET}\n", "'method' is a section"),
+        (f"name: *{SECRET}\n", r"line 1, column 7, is not valid YAML$"),
+        (f"name: !{SECRET} x\n", "which has no !tags"),
+        (f"- {SECRET}\n", "got a list"),
+    ],
+)
+def test_a_base_of_another_kind_shows_nothing_of_itself(
+    tmp_path: Path, text: str, match: str
+) -> None:
+    (tmp_path / "base").write_text(text)
+    path = tmp_path / "c.yaml"
+    path.write_text("base: base\nname: t\n")
+    with pytest.raises(ConfigError, match=match) as caught:
+        load_config(path)
+    assert SECRET not in str(caught.value)
+
+
+NINE = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))
+LARGE = {
+    "alias bomb": (f"name: t\na0: &a0 [x]\n{NINE}\ndata: {{unlabeled: *a11}}\n", "10000 values"),
+    "alias in its own anchor": ("name: t\ndata: &a [*a]\n", "20 deep"),
+    "deep list": (f"name: t\nseed: {'[' * 200}{']' * 200}\n", "20 deep"),
+    "deeper list": (f"name: t\nseed: {'[' * 2000}\n", "not valid YAML"),
+    "million digits": (f"name: t\nseed: {'9' * 100_000}\n", "more than 40 digits"),
+    "large file": (f"name: t\n# {'x' * 2**18}\n", "larger than 256 KiB"),
+    "long text": (f"name: t\ndevice: {'x' * 2**17}\n", "device='xxx"),
+    "long key": (f"name: t\n{'x' * 2**17}: 1\n", "not begin with the name of a key|valid YAML"),
+    "many wrong keys": ("name: t\n" + "".join(f"x{n}: 1\n" for n in range(5000)), "; and more$"),
+    "many wrong values": (f"name: t\ndata: {{unlabeled: [{'1, ' * 5000}]}}\n", "unlabeled="),
+    "an integer that is none": ("name: t\nseed: !!int x\n", "!!int is none"),
+    "a date that is none": ("name: t\nseed: !!timestamp x\n", "which has no !tags"),
+    "NUL": ('name: t\noutput_dir: "a\\0b"\n', "NUL"),
+    "nobody's home": ("name: t\noutput_dir: ~nobody-of-this-name/x\n", "there is no user"),
+}
+
+
+@pytest.mark.parametrize(("text", "match"), LARGE.values(), ids=LARGE)
+def test_whatever_a_file_holds_the_answer_is_one_short_line(
+    tmp_path: Path, text: str, match: str
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=match) as caught:
+        load_config(path)
+    assert len(str(caught.value)) < 3000 and "\n" not in str(caught.value)
+
+
+def test_overrides_are_bounded_as_files_are(file: Path) -> None:
+    bomb = "[" + ", ".join(f"&a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)) + "]"
+    bomb = bomb.replace("*a0", "x")
+    for value, match in ((bomb, "10000 values"), ("[" * 2000, "as YAML"), ("9" * 5000, "digits")):
+        with pytest.raises(ConfigError, match=f"override data.unlabeled: .*{match}") as caught:
+            load_config(file, [f"data.unlabeled={value}"])
+        assert len(str(caught.value)) < 1000
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -85,6 +85,10 @@ def _stops(rank: int) -> None:
         _at_step(7, lambda: os.kill(os.getpid(), signal.SIGSTOP))
 
 
+def _stops_first(rank: int) -> None:
+    _stops(1 - rank)
+
+
 def _assert_saved(config: Config, step: int) -> None:
     found = newest_whole(config.run_dir / "checkpoints")
     assert found is not None
@@ -127,23 +131,26 @@ def test_a_failing_rank_ends_all_and_is_named(
         _assert_saved(config, saved)
 
 
-@pytest.mark.parametrize("change", [_sleeps, _stops])
+@pytest.mark.parametrize(("change", "hung"), [(_sleeps, 1), (_stops, 1), (_stops_first, 0)])
 def test_a_rank_that_hangs_is_named(
-    tiny: MakeConfig, tmp_path: Path, change: Callable[[int], None]
+    tiny: MakeConfig, tmp_path: Path, change: Callable[[int], None], hung: int
 ) -> None:
+    """By the other one, also where that is not the first of its machine, which usually speaks."""
     config = tiny({"distributed.stall_timeout": 3})
     ranks = CommandRanks(config, tmp_path, change=change)
-    ranks.processes[0].join(60)
-    if change is _stops:
-        ranks.send(signal.SIGCONT, 1)  # nothing but its launcher can end a stopped process
+    ranks.processes[1 - hung].join(60)
+    if change is not _sleeps:
+        ranks.send(signal.SIGCONT, hung)  # nothing but its launcher can end a stopped process
     codes = ranks.wait(30)
-    assert codes[0] == FAILED, ranks.output()
-    assert codes[1] != 0
-    last = ranks.output(0, "err").splitlines()[-1]
-    assert "rank 1 on " in last
+    assert codes[1 - hung] == FAILED, ranks.output()
+    assert codes[hung] != 0
+    last = ranks.output(1 - hung, "err").splitlines()[-1]
+    assert f"rank {hung} on " in last
     assert "after step 7: no progress for 3 s (distributed.stall_timeout)" in last
     found = f"{Path(__file__).name}:" if change is _sleeps else "its process does not run"
     assert found in last
+    blamed = ranks.output(hung, "err")
+    assert f"rank {1 - hung}" not in blamed and "lost the connection" not in blamed, blamed
     assert not ranks.left_behind()
     _assert_saved(config, 4)
 
@@ -174,6 +181,17 @@ def _no_large_files(rank: int) -> None:
         return original(self)
 
     Trainer.save = save  # type: ignore[method-assign]
+
+
+def _no_such_interface(rank: int) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "nosuch0"
+
+
+def test_a_wrong_network_interface_is_one_line(tiny: MakeConfig, tmp_path: Path) -> None:
+    ranks = CommandRanks(tiny(), tmp_path, change=_no_such_interface)
+    assert ranks.wait(60) == [2, 2], ranks.output()
+    assert len(ranks.errors()) == 1, ranks.output()
+    assert "GLOO_SOCKET_IFNAME=nosuch0: " in ranks.errors()[0] and "but lo" in ranks.errors()[0]
 
 
 def test_a_full_disk_stops_both_ranks(tiny: MakeConfig, tmp_path: Path) -> None:

@@ -106,6 +106,22 @@ def test_changed_file_list_is_noticed(tiny: MakeConfig, root: Path) -> None:
         train(tiny(folders(root)))
 
 
+def test_replaced_pictures_of_the_same_names_are_noticed(
+    tiny: MakeConfig, root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody has hashed them here; a folder that is moved as a whole stays known."""
+    train(tiny(folders(root, **{"train.steps": 8})))
+    moved = root.rename(tmp_path / "moved")
+    train(tiny(folders(moved, **{"train.steps": 9})))
+    save(moved / "unlabeled/003.jpg", picture(999, 39, 40), quality=90)
+    with pytest.raises(UserError, match=r"image file has changed.*checkpoint\.resume=") as error:
+        train(tiny(folders(moved)))
+    named = str(error.value).rpartition("=")[2]
+    assert train(tiny(folders(moved, **{"checkpoint.resume": named})))["steps"] == 12
+    assert "it goes on with them" in caplog.text
+    assert train(tiny(folders(moved, **{"train.steps": 13})))["steps"] == 13
+
+
 @pytest.mark.parametrize("held", [0, 1])
 def test_without_val(
     tiny: MakeConfig, root: Path, held: int, caplog: pytest.LogCaptureFixture

@@ -15,6 +15,7 @@ import numpy as np
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.regular_file import check_regular
 
 Stats = tuple[float, float, float]
 
@@ -85,6 +86,10 @@ class ArrayDataset:
         digest.update((self.images_sha256 or _sha256(parts)).encode())
         return digest.hexdigest()
 
+    def files_state(self) -> str:
+        """What `fingerprint` leaves open where it has not read every image; else empty."""
+        return ""
+
 
 def _sha256(parts: Iterable[np.ndarray | None]) -> str:
     """Of the bytes of arrays, one after another."""
@@ -147,9 +152,14 @@ def check_size(data: DataConfig, native: int) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what the standard library raises on a damaged file into one line."""
+    """Turn what the standard library raises on a damaged file into one line; a pipe, a socket or a
+    device in its place is refused before it is opened."""
     try:
+        if not path.is_dir():
+            check_regular(path)
         yield
+    except (MemoryError, OverflowError):
+        raise UserError(f"{path}: asks for more memory than there is; fetch it again") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         # tarfile appends a line for every kind of compression it tried
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")

@@ -6,18 +6,20 @@ the list take the place of array indices, so that splits, draws and reports work
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import cast
 
 import numpy as np
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset, Rows
-from simpro_fast.data.files.decode import OK, Facts, ImageSource, read_header
-from simpro_fast.data.files.manifest import Manifest, Row, read_manifest
+from simpro_fast.data.files.decode import CHANGED, OK, Facts, ImageSource, read_header, size_status
+from simpro_fast.data.files.manifest import EVALUATED, Manifest, Row, read_manifest
 from simpro_fast.data.files.packed import open_packed, square
 from simpro_fast.data.files.scan_folders import scan_folders
 from simpro_fast.data.files.tar_index import Member
@@ -25,6 +27,7 @@ from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.parallel_map import in_order
+from simpro_fast.utils.regular_file import check_regular
 
 logger = logging.getLogger(__name__)
 
@@ -55,11 +58,12 @@ class FileImages:
         return len(self.rows)
 
     def __getitem__(self, index: slice | Sequence[int] | np.ndarray) -> np.ndarray:
-        files = [row.image for row in self.subset(np.arange(len(self))[index]).rows]
-        size = self.shape[1]
-        missing = [file for file in dict.fromkeys(files) if file not in self._kept]
+        chosen = self.subset(np.arange(len(self))[index]).rows
+        files, size = [row.image for row in chosen], self.shape[1]
+        rows = dict(zip(files, chosen, strict=True))
+        missing = [file for file in rows if file not in self._kept]
         fresh = {}
-        decoded = in_order(lambda file: square(file, size), missing, cpu_cores())
+        decoded = in_order(lambda file: square(rows[file], size), missing, cpu_cores())
         for file, pixels in zip(missing, decoded, strict=True):
             fresh[file] = pixels
             if (len(self._kept) + 1) * size * size * 3 <= _KEPT_BYTES:
@@ -95,6 +99,18 @@ class ImageListDataset(ArrayDataset):
         """sha256 over the list of images, their sizes and, where known, their contents."""
         return self.manifest.fingerprint()
 
+    def files_state(self) -> str:
+        """sha256 over sizes and modification times of the files whose content nobody has hashed.
+
+        For a packed array its image size, which the list does not know.
+        """
+        if not self.in_files:
+            return f"packed {self.image_size} px"
+        unknown = dict.fromkeys(row.path for row in self.manifest.rows if not row.sha256)
+        stats = [os.stat(path) for path in unknown]
+        times = [f"{stat.st_size} {stat.st_mtime_ns}" for stat in stats]
+        return hashlib.sha256("\n".join(times).encode()).hexdigest()
+
     @property
     def in_files(self) -> bool:
         return isinstance(self.images, FileImages)
@@ -107,7 +123,7 @@ def load_own_images(data: DataConfig) -> ImageListDataset:
         ConfigError: no image size, or a class without a labeled image.
         UserError: what `scan_folders` and `read_manifest` raise; a file that is gone, has changed
             since `prepare`; one that `prepare` has not seen and that cannot be used (left out
-            with on_bad_image=skip).
+            with on_bad_image=skip); an image that is both trained on and tested on.
     """
     manifest = _listed(data)
     if data.packed is not None:
@@ -116,8 +132,9 @@ def load_own_images(data: DataConfig) -> ImageListDataset:
     else:
         if data.image_size is None:
             raise ConfigError("own images have many sizes; set data.image_size, for example 32")
-        manifest = with_sizes(manifest.usable(), data.on_bad_image)
+        manifest = with_sizes(manifest.usable(), data)
         images = cast(np.ndarray, FileImages(manifest.rows, data.image_size))
+    _refuse_leaks(manifest)
     numbers = {name: k for k, name in enumerate(manifest.class_names)}
     labels = np.array([numbers.get(row.label, -1) for row in manifest.rows], np.int64)
     _check_classes(data, manifest, labels)
@@ -145,38 +162,44 @@ def _listed(data: DataConfig) -> Manifest:
     return manifest
 
 
-def with_sizes(manifest: Manifest, on_bad_image: str) -> Manifest:
+def with_sizes(manifest: Manifest, data: DataConfig) -> Manifest:
     """Compare files with the list, and read the sizes that it lacks from their headers.
 
     Raises:
         UserError: a listed file is gone or has changed, or, unless on_bad_image=skip leaves it out,
-            one without a size in the list cannot be read or is no image of a kind that is read.
+            one that `prepare` has not seen cannot be read or is no image of a kind that is read.
     """
 
     def look(row: Row) -> Facts:
         image = row.image
-        if not row.width:
-            return read_header(image)
-        try:
-            if isinstance(image, Member):
-                image.verify()
-                return Facts(row.width, row.height, row.bytes, row.sha256)
-            length = os.stat(row.path).st_size
-        except OSError as error:
-            return Facts(status=f"unreadable: {error.strerror}")
-        changed = row.bytes not in (0, length)
-        status = f"changed: {length} bytes, {row.bytes} listed" if changed else OK
-        return Facts(row.width, row.height, row.bytes or length, row.sha256, status)
+        if not row.sha256:
+            facts = read_header(image, data.max_megapixels)
+        else:
+            try:
+                length = row.bytes
+                if isinstance(image, Member):
+                    image.verify()
+                else:
+                    length = check_regular(image).st_size
+            except OSError as error:
+                return Facts(status=f"unreadable: {error.strerror}")
+            facts = Facts(row.width, row.height, length)
+        status = size_status(facts, (row.width or facts.width, row.height or facts.height))
+        if status == OK and row.bytes not in (0, facts.bytes):
+            status = f"{CHANGED}: {facts.bytes} bytes, {row.bytes} listed"
+        return replace(facts, status=status)
 
     rows, refused = [], []
     for row, facts in zip(manifest.rows, in_order(look, manifest.rows, cpu_cores()), strict=True):
         now = replace(row, width=facts.width, height=facts.height, bytes=facts.bytes)
         if facts.status == OK:
             rows.append(now)
-        elif on_bad_image == "skip" and not row.width:
+        elif (
+            data.on_bad_image == "skip" and not row.sha256 and not facts.status.startswith(CHANGED)
+        ):
             refused.append(f"{row.image}: {facts.status}")
         else:
-            skip = "" if row.width else "set data.on_bad_image=skip, "
+            skip = "" if row.sha256 else "set data.on_bad_image=skip, "
             raise UserError(
                 f"{row.image}: {facts.status}; restore it, {skip}or run launch/prepare.py "
                 "on the set"
@@ -190,6 +213,26 @@ def with_sizes(manifest: Manifest, on_bad_image: str) -> Manifest:
             extra=FOUND_BY_ALL,
         )
     return replace(manifest, rows=tuple(rows))
+
+
+def _refuse_leaks(manifest: Manifest) -> None:
+    """By place, and by content where that is known; `prepare` compares the contents of all."""
+    folder = cache(os.path.realpath)
+
+    def keys(row: Row) -> Iterator[Hashable]:
+        parent, name = os.path.split(row.path)
+        yield folder(parent), name, row.member, row.offset
+        if row.sha256:
+            yield row.sha256
+
+    tested = {key: row for row in manifest.rows if row.split in EVALUATED for key in keys(row)}
+    for row in manifest.rows if tested else ():
+        leak = next((tested[key] for key in keys(row) if key in tested), None)
+        if leak is not None and row.split not in EVALUATED:
+            raise UserError(
+                f"{leak.image}: the {leak.split} image is among the {row.split} ones, too "
+                f"({row.image}); test on images that are not trained on"
+            )
 
 
 def _check_classes(data: DataConfig, manifest: Manifest, labels: np.ndarray) -> None:

@@ -82,7 +82,7 @@ def load_imagenet(data: DataConfig) -> ImageNetTree:
         for line in ignored.lines():
             logger.info("ignored: %s", line)
     where = str(data.manifest or data.root or "data/imagenet")
-    manifest = with_sizes(manifest.usable(), data.on_bad_image)
+    manifest = with_sizes(manifest.usable(), data)
     train, val = (
         replace(manifest, rows=tuple(row for row in manifest.rows if row.split == split))
         for split in ("labeled", "val")

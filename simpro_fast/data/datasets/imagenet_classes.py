@@ -19,6 +19,7 @@ import numpy as np
 
 from simpro_fast.data.datasets.base import labeled_share
 from simpro_fast.errors import UserError
+from simpro_fast.utils.regular_file import read_text
 
 NUM_CLASSES = 1000
 _TABLES = resources.files("simpro_fast.data.datasets") / "imagenet_lists"
@@ -60,7 +61,7 @@ def class_list(path: Path | None = None) -> ClassList:
 def _rows(path: Path) -> list[tuple[str, str]]:
     where = f"data.class_list={path}"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         if text.lstrip().startswith("["):
             rows = [(str(row[0]), str(row[1])) for row in json.loads(text)]
         else:

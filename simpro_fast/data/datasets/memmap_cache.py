@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +19,7 @@ import numpy as np
 from simpro_fast.errors import UserError
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.file_lock import locked
+from simpro_fast.utils.npz import BROKEN, read_npz
 
 logger = logging.getLogger(__name__)
 
@@ -76,16 +75,16 @@ def mapped_images(path: Path, parts: Callable[[], Iterator[Part]]) -> MappedImag
 
 def _open(path: Path) -> MappedImages | None:
     try:
-        with np.load(path.with_suffix(".npz"), allow_pickle=False) as index:
-            side, lengths = int(index["side"]), tuple(index["lengths"].tolist())
-            labels, sha256 = index["labels"], str(index["sha256"])
-            identity = index["identity"].tolist()
+        index = read_npz(path.with_suffix(".npz"))
+        side, lengths = int(index["side"]), tuple(index["lengths"].tolist())
+        labels, sha256 = index["labels"], str(index["sha256"])
+        identity = index["identity"].tolist()
         images = path.with_suffix(".images")
         if identity != _identity(images):
             return None
         shape = (len(labels), side, side, 3)
         return MappedImages(np.memmap(images, np.uint8, "r", shape=shape), labels, lengths, sha256)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+    except (*BROKEN, KeyError, TypeError):
         return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import tarfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +16,7 @@ from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset, checked_labels, reading
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.npz import BROKEN, read_npz
 
 logger = logging.getLogger(__name__)
 
@@ -87,11 +87,10 @@ def _cached(source: Path, side: int, folder: Path) -> dict[str, np.ndarray]:
     """
     path = folder / f"stl10_{side}px_{_state(source)}.npz"
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        return read_npz(path)
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+    except BROKEN:
         logger.warning("%s is damaged; it is made again", path)
     logger.info("stl10: reading %s at %d px, to be kept in %s", source, side, path)
     parts = _read(source, side)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import numpy as np
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset, check_size, checked_labels
 from simpro_fast.errors import UserError
+from simpro_fast.utils.regular_file import check_regular
 
+_MOST_BYTES = 1 << 32
 _HOME = "http://ufldl.stanford.edu/housenumbers/"
 
 
@@ -55,9 +58,14 @@ def read_svhn_part(path: Path) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         UserError: damaged, or of another format.
     """
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
 
     try:
+        check_regular(path)
+        # The file is compressed: its headers are read before the memory for them is asked for.
+        sizes = {name: math.prod(shape) for name, shape, _ in whosmat(str(path))}
+        if max(sizes.get("X", 0), sizes.get("y", 0)) > _MOST_BYTES:
+            raise ValueError(f"{max(sizes.values())} numbers in it")
         content = loadmat(str(path), variable_names=["X", "y"])
     except Exception as error:  # scipy raises any type on a damaged file
         reason = (str(error) or type(error).__name__).splitlines()[0]

@@ -5,22 +5,24 @@ from __future__ import annotations
 import csv
 import io
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from simpro_fast.data.files.decode import OK, Facts, check_file
-from simpro_fast.data.files.manifest import SPLITS, Manifest, Row, csv_bytes
+from simpro_fast.data.files.decode import MEGAPIXELS, OK, TOO_LARGE, Decoder, Facts, check_file
+from simpro_fast.data.files.manifest import EVALUATED, SPLITS, Manifest, Row, csv_bytes
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.parallel_map import in_order
+from simpro_fast.utils.regular_file import read_regular
 
 CACHE_NAME = ".prepare_cache.csv"
 _CACHE_COLUMNS = (
     *("path", "member", "offset", "size", "mtime_ns"),
-    *("width", "height", "bytes", "sha256", "status"),
+    *("width", "height", "bytes", "sha256", "status_by_both_decoders"),
 )
-_EVALUATED = ("val", "test")
+"""A cache of other columns, by other rules, is not used."""
 _Key = tuple[str, str, int]
 """What identifies an image: path, member, offset."""
 
@@ -53,16 +55,22 @@ def check_images(
     *,
     threads: int,
     progress: Callable[[int, int], None],
+    new_decoder: Callable[[], Decoder],
     compare: bool = True,
+    megapixels: int = MEGAPIXELS,
 ) -> Checked:
     """Decode and hash every file once, in parallel, and compare contents between the splits.
+
+    It is decoded as in evaluation and as in training, which must agree on the picture.
 
     Results are kept in `cache` by path, size and time of change, also those of a look that was
     interrupted: a second one decodes only what is new.
 
     Args:
         progress: called with (files done, files to do).
+        new_decoder: makes the decoder of training, one for each thread.
         compare: whether equal contents are a problem; a published set is taken as it is.
+        megapixels: the largest picture that is decoded.
     """
     known = _read_cache(cache)
     stamps = {path: _stamp(path) for path in {row.path for row in manifest.rows}}
@@ -70,10 +78,19 @@ def check_images(
     facts = {
         key: known[key][1]
         for key in listed
-        if key in known and known[key][0] == stamps[key[0]] is not None
+        if key in known
+        and known[key][0] == stamps[key[0]] is not None
+        and _within(known[key][1], megapixels)
     }
     missing = [key for key in listed if key not in facts]
-    looked_at = in_order(lambda key: check_file(listed[key].image), missing, threads)
+    own = threading.local()
+
+    def look(key: _Key) -> Facts:
+        if not hasattr(own, "decoder"):
+            own.decoder = new_decoder()
+        return check_file(listed[key].image, own.decoder, megapixels)
+
+    looked_at = in_order(look, missing, threads)
     try:
         for done, (key, found) in enumerate(zip(missing, looked_at, strict=True), start=1):
             facts[key] = found
@@ -114,7 +131,7 @@ def _mark_duplicates(rows: Sequence[Row]) -> tuple[list[Row], int]:
     for row in rows:
         if row.status != OK:
             continue
-        if row.split in _EVALUATED:
+        if row.split in EVALUATED:
             evaluated.setdefault(row.sha256, row)
         elif row.split == "labeled":
             first = labeled.setdefault(row.sha256, row)
@@ -137,7 +154,7 @@ def _duplicate(
 ) -> str | None:
     """What is wrong with a readable image's content; the tables go from content to image."""
     test, twin = evaluated.get(row.sha256), labeled.get(row.sha256)
-    if row.split in _EVALUATED:
+    if row.split in EVALUATED:
         if test is not None and test.label != row.label:
             return f"{test.image} has the same content and the label {test.label!r}"
     elif test is not None:
@@ -149,6 +166,12 @@ def _duplicate(
     elif row.split == "unlabeled" and twin is not None and _key(twin) != _key(row):
         return f"also labeled as {twin.image}"
     return None
+
+
+def _within(facts: Facts, megapixels: int) -> bool:
+    """Whether an earlier look, perhaps with another limit, would end alike with this one."""
+    too_large = facts.width * facts.height > megapixels * 10**6
+    return not too_large and not facts.status.startswith(TOO_LARGE)
 
 
 def _key(row: Row) -> _Key:
@@ -171,7 +194,7 @@ def _stamp(path: str) -> tuple[int, int] | None:
 def _read_cache(path: Path) -> dict[_Key, tuple[tuple[int, int], Facts]]:
     """What an earlier look found; anything odd means that there was none."""
     try:
-        text = path.read_bytes().decode("utf-8", "surrogateescape")
+        text = read_regular(path).decode("utf-8", "surrogateescape")
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         if tuple(next(reader)) != _CACHE_COLUMNS:
             return {}

@@ -1,28 +1,36 @@
 """Image files: which are read, how, and what is wrong with the others.
 
 One rule for every path through the system: 8-bit RGB; grey, palette, CMYK are converted, alpha is
-dropped, colour profiles are not applied, the orientation tag of a JPEG is obeyed. What DALI and
-Pillow would read differently is refused by name: more than 8 bits a channel, animations, and an
-orientation tag in anything but a JPEG.
+dropped, colour profiles are not applied, the orientation tag in the EXIF block of a JPEG is obeyed
+and no other (XMP's is not). What DALI and Pillow would read differently is refused by name: more
+than 8 bits a channel, animations, an orientation tag in anything but a JPEG or of an odd form.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import math
 import os
+import struct
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from PIL import Image, ImageOps
+import numpy as np
+from PIL import Image, ImageChops
 
 from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import UserError
+from simpro_fast.utils.regular_file import open_regular, read_regular
 
 ImageSource = Path | Member
 """A file, or a part of one: where the encoded bytes of an image come from."""
+Decoder = Callable[[bytes, int, int], np.ndarray | None]
+"""Encoded bytes and the width and height that they should have, to uint8 [H, W, 3]; None where
+they are refused."""
 
 _READ = ("jpg", "jpeg", "jpe", "jfif", "png", "bmp", "webp")
 _REFUSED = ("gif", "tif", "tiff", "ppm", "pgm", "pnm", "avif", "heic", "heif", "jp2", "ico", "tga")
@@ -32,14 +40,36 @@ FORMATS = ("JPEG", "MPO", "PNG", "BMP", "WEBP")
 """What is read, in Pillow's names. MPO is the JPEG of phones with a second picture in it."""
 OK = "ok"
 UNREADABLE = "unreadable"
+CHANGED = "changed"
+REFUSED = "damaged: the decoder of training refuses it; save it anew"
+TOO_LARGE = "unsupported: more than"
+MEGAPIXELS = 179
+"""The largest pictures that are read where nothing else is said, in millions of pixels."""
+_MOST_BYTES = 1 << 30
 _JPEG = ("JPEG", "MPO")
 _MODES = ("RGB", "RGBA", "RGBX", "L", "LA", "P", "PA", "1", "CMYK")
-_ORIENTATION = 0x0112
-_TURNED = (5, 6, 7, 8)  # orientations that exchange width and height
+_EXIF = b"Exif\0\0"
+_ORIENTATION, _SHORT = 0x0112, 3
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What turns a picture of this orientation upright."""
+_ON_THE_SIDE = tuple(_UPRIGHT[k] for k in (5, 6, 7, 8))
+_NEAR = 16
+"""Two decoders of a lossy file may differ by some units in a pixel; by more, it is another
+picture."""
 
-# Pillow's remarks on large pictures and odd tags, one per file. Once and for all: files are looked
-# at in threads, where setting filters for a while is not safe.
+# Pillow's remarks on large pictures and odd tags, one per file, and its limit, which cannot be
+# set for one file: sizes are checked here. Once and for all: files are looked at in threads,
+# where setting filters for a while is not safe.
 warnings.filterwarnings("ignore", module=r"PIL(\.|$)")
+Image.MAX_IMAGE_PIXELS = None
 
 
 @dataclass(frozen=True)
@@ -53,7 +83,7 @@ class Facts:
     sha256: str = ""
     """Of the file's bytes; empty when only the header was read."""
     status: str = OK
-    """`ok`, `damaged: <reason>`, `unsupported: <what>` or `unreadable: <reason>`."""
+    """`ok`, or `damaged`, `unsupported`, `unreadable`, `changed`, with a reason after a colon."""
 
 
 def is_image_name(name: str) -> bool:
@@ -61,82 +91,134 @@ def is_image_name(name: str) -> bool:
     return name.rpartition(".")[2].lower() in EXTENSIONS
 
 
-def read_header(image: ImageSource) -> Facts:
+def read_header(image: ImageSource, megapixels: float = MEGAPIXELS) -> Facts:
     """Size and format without decoding, hence without noticing damage in the pixels."""
     try:
-        with image.open("rb") as file:
-            return _look(file, _length(file), "", decode=False)
+        with _open(image) as file:
+            return _look(file, megapixels, pixels=False)[0]
     except OSError as error:
         return Facts(status=f"{UNREADABLE}: {error.strerror or error}")
 
 
-def check_file(image: ImageSource) -> Facts:
-    """Read the whole file, decode it, hash it."""
-    try:
-        content = image.read_bytes()
-    except OSError as error:
-        return Facts(status=f"{UNREADABLE}: {error.strerror or error}")
-    digest = hashlib.sha256(content).hexdigest()
-    return _look(io.BytesIO(content), len(content), digest, decode=True)
+def check_file(
+    image: ImageSource, decoder: Decoder | None = None, megapixels: float = MEGAPIXELS
+) -> Facts:
+    """Read the whole file, decode it, hash it.
 
-
-def read_rgb(source: ImageSource) -> Image.Image:
-    """The upright picture in RGB.
-
-    Raises:
-        UserError: the file is gone, damaged or of a kind that is not read; names it.
+    Args:
+        decoder: another decoder, of which the same picture is asked as of Pillow.
+        megapixels: the largest picture that is decoded.
     """
     try:
-        with source.open("rb") as file:
-            facts = _look(file, _length(file), "", decode=False)
+        with _open(image) as file:
+            facts, _ = _look(file, megapixels, pixels=False)
             if facts.status != OK:
-                raise UserError(f"{source}: {facts.status}")
+                return facts  # whatever it is, it need not fit into memory
             file.seek(0)
-            with Image.open(file) as image:
-                return ImageOps.exif_transpose(image).convert("RGB")
-    except UserError:
-        raise
-    except Exception as error:
-        gone = isinstance(error, OSError) and error.strerror
-        reason = f"{UNREADABLE}: {gone}" if gone else f"damaged: {_one_line(error)}"
-        raise UserError(f"{source}: {reason}") from None
+            content = file.read()
+    except OSError as error:
+        return Facts(status=f"{UNREADABLE}: {error.strerror or error}")
+    facts, picture = _look(io.BytesIO(content), megapixels, pixels=True)
+    if picture is not None and decoder is not None:
+        status = _compared(picture, decoder(content, *picture.size))
+        facts = replace(facts, status=status)
+    return replace(facts, sha256=hashlib.sha256(content).hexdigest())
 
 
-def _length(file: IO[bytes]) -> int:
-    length = file.seek(0, os.SEEK_END)
+def read_rgb(source: ImageSource, listed: tuple[int, int] | None = None) -> Image.Image:
+    """The upright picture in RGB.
+
+    Args:
+        listed: the width and height that it must have.
+
+    Raises:
+        UserError: the file is gone, damaged, of a kind that is not read or of another size; names
+            it.
+    """
+    limit = MEGAPIXELS if listed is None else math.inf  # the list is the limit
+    try:
+        with _open(source) as file:
+            facts, _ = _look(file, limit, pixels=False)
+            status = facts.status if listed is None else size_status(facts, listed)
+            if status == OK:
+                file.seek(0)
+                facts, picture = _look(file, limit, pixels=True)
+                status = facts.status
+                if picture is not None:
+                    return picture
+    except OSError as error:
+        status = f"{UNREADABLE}: {error.strerror or error}"
+    raise UserError(f"{source}: {status}")
+
+
+def size_status(facts: Facts, listed: tuple[int, int]) -> str:
+    """The status of a file that must have the listed width and height."""
+    if facts.status != OK or (facts.width, facts.height) == listed:
+        return facts.status
+    width, height = listed
+    return f"{CHANGED}: {facts.width} x {facts.height} pixels, {width} x {height} listed"
+
+
+def encoded_bytes(source: ImageSource) -> bytes | memoryview:
+    """The content of a file. Raises `OSError`."""
+    return source.read_view() if isinstance(source, Member) else read_regular(source)
+
+
+def _open(source: ImageSource) -> IO[bytes]:
+    return source.open() if isinstance(source, Member) else open_regular(source)
+
+
+def _look(file: IO[bytes], megapixels: float, *, pixels: bool) -> tuple[Facts, Image.Image | None]:
+    """What a file is (without a hash), and with `pixels` its upright picture in RGB if it is ok."""
+    size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    return length
-
-
-def _look(file: IO[bytes], size: int, digest: str, *, decode: bool) -> Facts:
     if size == 0:
-        return Facts(sha256=digest, status="damaged: empty file")
+        return Facts(status="damaged: empty file"), None
     width = height = 0
+    picture = None
     try:
         with Image.open(file) as image:
             width, height = image.size
-            status = _unsupported(image, file)
-            if status == OK and _orientation(image) in _TURNED:
-                width, height = height, width
-            if status == OK and decode:
+            turn = None
+            status = _unsupported(image, file, size, megapixels)
+            if status == OK and image.format in _JPEG:
+                turn = _UPRIGHT.get(_orientation(image))
+                if turn in _ON_THE_SIDE:
+                    width, height = height, width
+            if status == OK and pixels:
                 image.load()
+                picture = (image if turn is None else image.transpose(turn)).convert("RGB")
     except Image.UnidentifiedImageError:
         status = "damaged: not an image, whatever its name says"
     except Exception as error:  # decoders raise nearly anything on damaged input
         status = f"damaged: {_one_line(error)}"
-    return Facts(width, height, size, digest, status)
+        if "MAX_TEXT" in status:
+            status = "unsupported: PNG with a text that swells to more than 1 MiB; save it without"
+    return Facts(width, height, size, status=status), picture
 
 
-def _unsupported(image: Image.Image, file: IO[bytes]) -> str:
+def _unsupported(image: Image.Image, file: IO[bytes], size: int, megapixels: float) -> str:
     kind = image.format or "unknown format"
     if kind not in FORMATS:
         return f"unsupported: {kind}; convert it to PNG or JPEG"
+    width, height = image.size
+    if width * height > megapixels * 10**6:
+        return (
+            f"{TOO_LARGE} {megapixels} million pixels ({width} x {height}); scale it down or raise "
+            "data.max_megapixels (prepare: --max-megapixels)"
+        )
+    if size > _MOST_BYTES:
+        return f"unsupported: file of {size / 2**30:.1f} GiB; save it anew"
     if kind not in _JPEG and getattr(image, "is_animated", False):
         return f"unsupported: animated {kind}; extract its frames"
     if image.mode not in _MODES or (kind == "PNG" and _png_bits(file) > 8):
         deep = "16-bit " if kind == "PNG" else f"{image.mode} "
         return f"unsupported: {deep}{kind}; convert it to 8 bits a channel"
-    if kind not in _JPEG and _orientation(image) not in (0, 1):
+    try:
+        turned = _orientation(image) != 1
+    except ValueError as error:
+        return f"unsupported: {kind} with {error}; save it upright"
+    if turned and kind not in _JPEG:
         return f"unsupported: {kind} with an orientation tag; save it upright"
     return OK
 
@@ -151,11 +233,43 @@ def _png_bits(file: IO[bytes]) -> int:
 
 
 def _orientation(image: Image.Image) -> int:
-    try:
-        value = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # a broken tag block; decoders ignore it as well
+    """The orientation tag of the EXIF block, 1 (upright) to 8; 1 where there is none.
+
+    Pillow's own takes XMP's where EXIF has none, and decodes a PNG to look for one.
+
+    Raises:
+        ValueError: it is written in a form that decoders read differently.
+    """
+    blocks = [data for name, data in getattr(image, "applist", ()) if data.startswith(_EXIF)]
+    if len(blocks) > 1:
+        raise ValueError("several EXIF blocks")
+    tags = image.info.get("exif", b"").removeprefix(_EXIF)
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(tags[:4])
+    if order is None:
         return 1
-    return value if isinstance(value, int) else 1
+    try:
+        (table,) = struct.unpack_from(f"{order}I", tags, 4)
+        (count,) = struct.unpack_from(f"{order}H", tags, table)
+        for place in range(table + 2, table + 2 + 12 * count, 12):
+            tag, kind, _, value = struct.unpack_from(f"{order}HHIH", tags, place)
+            if tag == _ORIENTATION:
+                if kind != _SHORT:
+                    raise ValueError(f"an orientation tag of type {kind} instead of {_SHORT}")
+                return value if value in _UPRIGHT else 1
+    except struct.error:  # a table that is cut short
+        pass
+    return 1
+
+
+def _compared(picture: Image.Image, other: np.ndarray | None) -> str:
+    """The status of a picture that another decoder has decoded as well."""
+    if other is None:
+        return REFUSED
+    if other.shape[:2] == (picture.height, picture.width):
+        difference = ImageChops.difference(picture, Image.fromarray(other))
+        if np.asarray(difference).max() <= _NEAR:
+            return OK
+    return "unsupported: decoders see different pictures in it; save it anew, upright"
 
 
 def _one_line(error: Exception) -> str:

@@ -16,6 +16,7 @@ import csv
 import hashlib
 import io
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -25,9 +26,19 @@ from simpro_fast.data.files.decode import OK, ImageSource
 from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import UserError, pip_line
 from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.regular_file import check_regular, read_regular
 
 SPLITS = ("labeled", "unlabeled", "val", "test")
-_INTEGERS = ("width", "height", "bytes", "offset")
+EVALUATED = SPLITS[2:]
+_LONGEST_SIDE, _LONGEST_FILE = 10**6, 2**60
+_INTEGERS = {
+    "width": _LONGEST_SIDE,
+    "height": _LONGEST_SIDE,
+    "bytes": _LONGEST_FILE,
+    "offset": _LONGEST_FILE,
+}
+"""Columns of whole numbers and the largest of each."""
+_WHOLE = re.compile(r"[0-9]{1,20}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +184,7 @@ def _relative(path: str, base: Path) -> str:
 
 def _read_csv(path: Path) -> list[tuple[int, dict[str, Any]]]:
     try:
-        text = path.read_bytes().decode("utf-8-sig", "surrogateescape")
+        text = read_regular(path).decode("utf-8-sig", "surrogateescape")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); run prepare first") from None
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
@@ -189,15 +200,22 @@ def _row(record: dict[str, Any], base: Path, where: str) -> Row:
     unknown = [str(name) for name in record if name not in COLUMNS]
     if unknown:
         raise UserError(f"{where}: unknown column {unknown[0]!r}; known: {', '.join(COLUMNS)}")
-    values = {name: value for name, value in record.items() if value not in (None, "")}
+    values: dict[str, Any] = {
+        name: _as_text(value) for name, value in record.items() if value not in (None, "")
+    }
     if not values.get("path"):
         raise UserError(f"{where}: an empty path")
-    for name in _INTEGERS:
-        try:
-            values[name] = int(values.get(name, 0))
-        except (ValueError, TypeError):
-            raise UserError(f"{where}: {name}={values[name]!r} is not a whole number") from None
-    label = str(values.get("label", ""))
+    if any("\0" in value for value in values.values()):
+        raise UserError(f"{where}: a NUL character, which no name of a file has; write it anew")
+    for name, most in _INTEGERS.items():
+        text = values.get(name, "0")
+        values[name] = int(text) if _WHOLE.fullmatch(text) else most + 1
+        if values[name] > most:
+            shown = text if len(text) < 30 else f"{text[:30]}..."
+            raise UserError(f"{where}: {name}={shown!r} is not a whole number from 0 to {most}")
+    if bool(values["width"]) != bool(values["height"]):
+        raise UserError(f"{where}: width and height go together; give both or leave out both")
+    label = values.get("label", "")
     split = values.get("split", "labeled" if label else "unlabeled")
     if split not in SPLITS:
         raise UserError(f"{where}: split={split!r} is not one of {', '.join(SPLITS)}")
@@ -206,8 +224,13 @@ def _row(record: dict[str, Any], base: Path, where: str) -> Row:
     if ("member" in values) != (values["offset"] > 0):
         raise UserError(f"{where}: an image in a shard needs both its member and its offset")
     # Lexically, so that a path written through a symbolic link is found again.
-    values["path"] = os.path.normpath(base / str(values["path"]))
+    values["path"] = os.path.normpath(base / values["path"])
     return Row(**{**values, "label": label, "split": split})
+
+
+def _as_text(value: object) -> str:
+    """A value of a Parquet column as CSV has it: there a whole number may be a float."""
+    return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _pyarrow() -> Any:
@@ -236,6 +259,10 @@ def _write_parquet(manifest: Manifest, path: Path) -> None:
 def _read_parquet(path: Path) -> list[tuple[int, dict[str, Any]]]:
     arrow = _pyarrow()
     try:
+        length = check_regular(path).st_size
+        described = arrow.parquet.read_metadata(path)
+        if described.num_rows > length:
+            raise UserError(f"{path}: more rows than bytes, which no list of files has")
         table = arrow.parquet.read_table(path)
     except (OSError, arrow.ArrowException) as error:
         reason = str(error).splitlines()[0]

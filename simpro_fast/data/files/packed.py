@@ -16,21 +16,22 @@ from typing import Any
 import numpy as np
 
 from simpro_fast.data.augment.crops import centre_crop, resize_crop
-from simpro_fast.data.files.decode import ImageSource, read_rgb
-from simpro_fast.data.files.manifest import Manifest
+from simpro_fast.data.files.decode import read_rgb
+from simpro_fast.data.files.manifest import Manifest, Row
 from simpro_fast.errors import UserError
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.parallel_map import in_order
+from simpro_fast.utils.regular_file import check_regular, read_text
 
 
-def square(source: ImageSource, size: int) -> np.ndarray:
+def square(row: Row, size: int) -> np.ndarray:
     """The picture that evaluation and packing see of a file: uint8 [size, size, 3].
 
     Raises:
         UserError: as `read_rgb`, with the cure.
     """
     try:
-        image = read_rgb(source)
+        image = read_rgb(row.image, (row.width, row.height))
     except UserError as error:
         raise UserError(
             f"{error}; restore it, or run launch/prepare.py --on-bad-image skip"
@@ -46,7 +47,7 @@ def is_packed(manifest: Manifest, folder: Path, size: int) -> bool:
     """Whether `folder` holds the array of exactly this manifest."""
     path = packed_path(folder, size)
     try:
-        index = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        index = json.loads(read_text(path.with_suffix(".json")))
         return bool(path.is_file() and index == _index(manifest, size))
     except (OSError, ValueError):
         return False
@@ -67,7 +68,7 @@ def pack(
         index_file.write((json.dumps(_index(manifest, size), indent=1) + "\n").encode())
         header = {"descr": "|u1", "fortran_order": False, "shape": (len(rows), size, size, 3)}
         np.lib.format.write_array_header_1_0(file, header)
-        pictures = in_order(lambda row: square(row.image, size), rows, threads)
+        pictures = in_order(lambda row: square(row, size), rows, threads)
         for done, picture in enumerate(pictures, start=1):
             file.write(picture.tobytes())
             progress(done)
@@ -82,11 +83,12 @@ def open_packed(path: Path, manifest: Manifest, image_size: int | None) -> np.nd
     """The array, memory-mapped read-only.
 
     Raises:
-        UserError: missing or damaged, made of another manifest, or of another size.
+        UserError: missing, damaged or cut, made of another manifest, or of another size.
     """
     index_path = path.with_suffix(".json")
     try:
-        index = json.loads(index_path.read_text(encoding="utf-8"))
+        index = json.loads(read_text(index_path))
+        check_regular(path)
         images: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]

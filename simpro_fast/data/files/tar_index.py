@@ -13,10 +13,11 @@ import os
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from simpro_fast.errors import UserError
+from simpro_fast.printable import printable
+from simpro_fast.utils.regular_file import open_unbuffered
 
 _BLOCK = 512
 _LONGEST_EXTENSION = 1 << 16
@@ -79,7 +80,7 @@ class Member:
 
     def read_view(self) -> memoryview:
         """The content, not copied once more."""
-        with open(self.shard, "rb", buffering=0) as file:
+        with open_unbuffered(self.shard) as file:
             start = self.offset - _BLOCK
             data = memoryview(os.pread(file.fileno(), _BLOCK + self.length, max(start, 0)))
         self._verify(bytes(data[:_BLOCK]))
@@ -93,7 +94,7 @@ class Member:
 
     def open(self, mode: Literal["rb"] = "rb") -> io.BufferedReader:
         """A file of the content alone; reads from the disk what is asked for."""
-        file = open(self.shard, mode, buffering=0)  # noqa: SIM115 (the reader closes it)
+        file = open_unbuffered(self.shard)  # the reader closes it
         try:
             self._verify(os.pread(file.fileno(), _BLOCK, max(self.offset - _BLOCK, 0)))
         except BaseException:
@@ -139,11 +140,6 @@ class _Window(io.RawIOBase):
         super().close()
 
 
-def printable(name: str) -> str:
-    """A member's name on one line of a terminal, whatever bytes it is made of."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
-
-
 class _Header(tarfile.TarInfo):
     """A header that remembers the name and the length of its own block."""
 
@@ -180,7 +176,7 @@ def tar_entries(path: str) -> Iterator[Entry]:
         UserError: it cannot be read, is compressed, damaged, cut short, or goes on after its end.
     """
     try:
-        with Path(path).open("rb", buffering=0) as file:
+        with open_unbuffered(path) as file:
             yield from _entries(file, path)
     except OSError as error:
         raise UserError(

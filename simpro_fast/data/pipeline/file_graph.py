@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from simpro_fast.data.batch import AugmentConfig
-from simpro_fast.data.files.decode import ImageSource
-from simpro_fast.data.files.tar_index import Member
+from simpro_fast.data.files.decode import ImageSource, encoded_bytes
 from simpro_fast.data.pipeline.dali import import_dali, normalise, strong_view
 
+_CPU = torch.device("cpu")
 VIEW_INPUTS = ("start", "end", "mirror", "table")
 """Of each view of n images: float32 [n, 2] and [n, 2], the box's corners (y, x) in pixels;
 int32 [n]; int32 [n, 10], see `views.strong_table`, which the weak view does without."""
@@ -35,17 +35,33 @@ def encoded_array(image: ImageSource) -> np.ndarray:
     No decoder takes a zero, so the file fails the batch that it belongs to, as a file does that
     the graph cannot read; an error from here would fail a batch before that one.
     """
+    data: bytes | memoryview
     try:
-        data = image.read_view() if isinstance(image, Member) else image.read_bytes()
+        data = encoded_bytes(image)
     except OSError:
         data = b""
     return np.frombuffer(data or b"\0", np.uint8)
 
 
-def decode(images: Any, *, read: bool, gpu: bool, hw_decoder_load: float = 0.65) -> Any:
-    """uint8 [H, W, 3] of each file, upright; `images` are paths to read, or encoded bytes."""
+def decode(
+    images: Any, height: Any, width: Any, *, read: bool, gpu: bool, hw_decoder_load: float = 0.65
+) -> Any:
+    """uint8 [H, W, 3] of each file, upright.
+
+    The header is compared with the list before anything is decoded: a crop that was drawn for
+    another size could begin outside the picture, which the resize does not survive, and neither
+    does the decoder survive what is no image at all. Such a file fails its batch.
+
+    Args:
+        images: paths to read, or encoded bytes.
+        height, width: int64 [1] each, pixels of the upright picture as listed.
+    """
     fn, types, _ = import_dali()
     encoded = fn.io.file.read(images) if read else images
+    shape = fn.peek_image_shape(encoded)
+    as_listed = (shape[0:1] == height) * (shape[1:2] == width)
+    # From byte 0 on, or from -1, which no slice can.
+    encoded = fn.slice(encoded, start=as_listed - 1, axes=[0], out_of_bounds_policy="error")
     if not gpu:
         return fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
     return fn.decoders.image(
@@ -82,8 +98,8 @@ def build_file_pipeline(
     """A built pipeline with one output per view: float32 [images, size, size, 3], normalised.
 
     Args:
-        source: gives a step's images (list of `path_array`, or of `encoded_array`), then the
-            `VIEW_INPUTS` of each view.
+        source: gives a step's images (list of `path_array`, or of `encoded_array`), their heights
+            and widths as listed (int64 [images, 1] each), then the `VIEW_INPUTS` of each view.
         read: whether the images are paths.
 
     View 0 is the weak one. The dynamic executor is pinned: a file that cannot be decoded then
@@ -95,8 +111,8 @@ def build_file_pipeline(
     tables: list[deque[np.ndarray]] = [deque() for _ in range(num_views)]
 
     def pixel_inputs() -> tuple[Any, ...]:
-        files, *inputs = source()
-        kept = [files, *inputs[:3]]
+        files, height, width, *inputs = source()
+        kept = [files, height, width, *inputs[:3]]
         for v in range(1, num_views):
             *crop, table = inputs[4 * v - 1 : 4 * v + 3]
             kept += crop
@@ -105,10 +121,10 @@ def build_file_pipeline(
 
     @pipeline_def
     def pipeline() -> Any:
-        files, *inputs = fn.external_source(
-            source=pixel_inputs, num_outputs=1 + 3 * num_views, batch=True
+        files, height, width, *inputs = fn.external_source(
+            source=pixel_inputs, num_outputs=3 + 3 * num_views, batch=True
         )
-        decoded = decode(files, read=read, gpu=gpu, hw_decoder_load=hw_decoder_load)
+        decoded = decode(files, height, width, read=read, gpu=gpu, hw_decoder_load=hw_decoder_load)
         outputs = []
         for v in range(num_views):
             view = crop_view(decoded, *inputs[3 * v : 3 * v + 3], size=augment.image_size)
@@ -128,26 +144,34 @@ def build_file_pipeline(
     return pipe
 
 
-def decoder_refuses(image: ImageSource, device: torch.device) -> str | None:
-    """Decode one file alone by the graph's own decoder; what it says, or None if all is well."""
-    fn, _, pipeline_def = import_dali()
-    gpu = device.type == "cuda"
+class GraphDecoder:
+    """The graph's own decoder for one file at a time, outside of training; for one thread."""
 
-    @pipeline_def
-    def pipeline() -> Any:
-        encoded = fn.external_source(source=lambda: [encoded_array(image)], batch=True)
-        return decode(encoded, read=False, gpu=gpu)
+    def __init__(self, device: torch.device = _CPU) -> None:
+        fn, _, pipeline_def = import_dali()
+        self._gpu = gpu = device.type == "cuda"
 
-    pipe = pipeline(
-        batch_size=1,
-        num_threads=1,
-        device_id=(device.index or 0) if gpu else None,
-        exec_dynamic=True,
-        prefetch_queue_depth=1,
-    )
-    try:
-        pipe.build()
-        pipe.run()
-    except Exception as error:
-        return f"damaged: the decoder refuses it ({type(error).__name__})"
-    return None
+        @pipeline_def
+        def pipeline() -> Any:
+            inputs = fn.external_source(source=lambda: self._inputs, num_outputs=3, batch=True)
+            return decode(*inputs, read=False, gpu=gpu)
+
+        self._inputs: tuple[Any, ...] = ()
+        self._pipe = pipeline(
+            batch_size=1,
+            num_threads=1,
+            device_id=(device.index or 0) if gpu else None,
+            exec_dynamic=True,
+            prefetch_queue_depth=1,
+        )
+        self._pipe.build()
+
+    def __call__(self, encoded: bytes | np.ndarray, width: int, height: int) -> np.ndarray | None:
+        """uint8 [H, W, 3]; None where the file is refused, or is not of this size."""
+        sizes = (np.array([[side]], np.int64) for side in (height, width))
+        self._inputs = ([np.frombuffer(encoded, np.uint8)], *sizes)
+        try:
+            (output,) = self._pipe.run()
+        except RuntimeError:
+            return None
+        return np.array((output.as_cpu() if self._gpu else output)[0])

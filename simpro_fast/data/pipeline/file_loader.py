@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,12 +17,20 @@ from simpro_fast.data.augment.crops import crop_words, random_crops
 from simpro_fast.data.augment.views import strong_table, weak_table
 from simpro_fast.data.batch import AugmentConfig, Batch, BatchLayout, StepCounter
 from simpro_fast.data.datasets.image_list import ImageListDataset
-from simpro_fast.data.files.decode import OK, UNREADABLE, check_file
+from simpro_fast.data.files.decode import (
+    CHANGED,
+    OK,
+    REFUSED,
+    UNREADABLE,
+    check_file,
+    read_header,
+    size_status,
+)
 from simpro_fast.data.files.manifest import Row
 from simpro_fast.data.pipeline.array_loader import failure_reason
 from simpro_fast.data.pipeline.file_graph import (
+    GraphDecoder,
     build_file_pipeline,
-    decoder_refuses,
     encoded_array,
     path_array,
 )
@@ -47,7 +56,8 @@ class _Prepared:
     replaced: int
     """How many of them stand in for a damaged image."""
     inputs: tuple[Any, ...]
-    """The images (paths, or futures of lists of their bytes), then each view's `VIEW_INPUTS`."""
+    """The images (paths, or futures of lists of their bytes), their listed heights and widths, then
+    each view's `VIEW_INPUTS`."""
 
 
 def _read(rows: list[Row]) -> list[np.ndarray]:
@@ -59,7 +69,8 @@ class FileLoader:
 
     A damaged file stops the run, or with on_bad_image=skip another image of the same set (of the
     same class, if labeled) takes its place: a pure function of seed, step, position and attempt,
-    so that ranks and resumed runs agree without talking. A file that is gone always stops it.
+    so that ranks and resumed runs agree without talking. A file that is gone, or is another one
+    than was listed, always stops it.
 
     If any image lies in a tar shard, all are read here, in threads and one step ahead of what the
     pipeline asks for; else the pipeline reads them.
@@ -195,7 +206,7 @@ class FileLoader:
         reason = self._failure or failure_reason(error)
         found = {} if self._failure else self._damaged(step)
         self.close()
-        gone = [i for i, status in found.items() if status.startswith(UNREADABLE)]
+        gone = [i for i, status in found.items() if status.startswith((UNREADABLE, CHANGED))]
         if found and not gone and self._data.on_bad_image == "skip":
             for index, status in found.items():
                 logger.warning("step %d: skipped %s: %s", step, self._rows[index].image, status)
@@ -214,15 +225,24 @@ class FileLoader:
         raise UserError(f"data of step {step}: {reason}") from error
 
     def _damaged(self, step: int) -> dict[int, str]:
-        """Files of a step that cannot be decoded, one by one: data set row to reason."""
-        indices = dict.fromkeys(self._images(self._draws(step))[0].tolist())
-        statuses = {i: check_file(self._rows[i].image).status for i in indices}
-        found = {i: status for i, status in statuses.items() if status != OK}
+        """Files of a step that cannot be used, one by one: data set row to reason."""
+        found = {}
+        indices = list(dict.fromkeys(self._images(self._draws(step))[0].tolist()))
+        for i in indices:
+            row = self._rows[i]
+            # The list is the limit of the size: another size is not decoded.
+            facts = read_header(row.image, math.inf)
+            status = size_status(facts, (row.width, row.height))
+            if status == OK:
+                status = check_file(row.image, megapixels=math.inf).status
+            if status != OK:
+                found[i] = status
         if not found:
+            decoder = GraphDecoder(self._device)
             for i in indices:
-                refused = decoder_refuses(self._rows[i].image, self._device)
-                if refused is not None:
-                    found[i] = refused
+                row = self._rows[i]
+                if decoder(encoded_array(row.image), row.width, row.height) is None:
+                    found[i] = REFUSED
         return found
 
     def _images(self, draws: StepDraws) -> tuple[np.ndarray, int]:
@@ -325,6 +345,7 @@ class FileLoader:
             inputs: list[Any] = [[self._readers.submit(_read, chunk) for chunk in chunks]]
         else:
             inputs = [[path_array(row.path) for row in drawn]]
+        inputs += [self._height[indices, None], self._width[indices, None]]
         for view in range(1 + layout.strong_views):
             per_kind = [self._view_inputs(view, *part) for part in parts]
             joined = [np.concatenate(arrays) for arrays in zip(*per_kind, strict=True)]

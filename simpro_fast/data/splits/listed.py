@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ import numpy as np
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.image_list import ImageListDataset
+from simpro_fast.data.files.decode import encoded_bytes
+from simpro_fast.data.files.manifest import Row
 from simpro_fast.data.splits.split import LISTS, Split, read_lists, with_counts
 from simpro_fast.errors import ConfigError, UserError
 
@@ -45,39 +49,62 @@ def listed_split(data: DataConfig, dataset: ArrayDataset) -> Split:
 def _hold_out(
     per_class: int, dataset: ImageListDataset, labeled: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
+    """(kept, held out): no content is in both, so further copies of a held-out image go."""
     kept, held = [], []
+    rows = dataset.manifest.rows
 
     def order(i: int) -> tuple[bytes, str, str]:
-        row = dataset.manifest.rows[i]
-        name = os.path.basename(row.member or row.path)
-        digest = hashlib.sha256(os.fsencode(f"{row.label}/{name}")).digest()
-        return digest, row.path, row.member
+        name = os.path.basename(rows[i].member or rows[i].path)
+        digest = hashlib.sha256(os.fsencode(f"{rows[i].label}/{name}")).digest()
+        return digest, rows[i].path, rows[i].member
 
     for k, name in enumerate(dataset.class_names):
-        members = labeled[dataset.labels[labeled] == k]
-        if 0 < len(members) <= per_class:
+        members = sorted(labeled[dataset.labels[labeled] == k], key=order)
+        contents = _contents([rows[i] for i in members])
+        firsts = dict(zip(reversed(contents), reversed(members), strict=True))
+        distinct = list(dict.fromkeys(contents))
+        if 0 < len(distinct) <= per_class:
             raise ConfigError(
-                f"data.holdout_per_class={per_class}: class {name!r} has only {len(members)} "
-                "labeled images; lower it or give data.val"
+                f"data.holdout_per_class={per_class}: class {name!r} has only {len(distinct)} "
+                "different labeled images; lower it or give data.val"
             )
-        chosen = np.array(sorted(members, key=order)[:per_class], np.int64)
-        held.append(np.sort(chosen))
-        kept.append(np.setdiff1d(members, chosen))
+        chosen = set(distinct[:per_class])
+        held.append(np.sort(np.array([firsts[content] for content in chosen], np.int64)))
+        rest = [i for i, content in zip(members, contents, strict=True) if content not in chosen]
+        kept.append(np.sort(np.array(rest, np.int64)))
     return np.concatenate(kept), np.concatenate(held)
+
+
+def _contents(rows: Sequence[Row]) -> list[str]:
+    """What is equal for images of equal content. Without a list by `prepare`, files are read as far
+    as others have their length."""
+    lengths = Counter(row.bytes for row in rows)
+    try:
+        return [
+            row.sha256
+            or (
+                hashlib.sha256(encoded_bytes(row.image)).hexdigest()
+                if lengths[row.bytes] > 1
+                else f"of {row.bytes} bytes"
+            )
+            for row in rows
+        ]
+    except OSError as error:
+        raise UserError(f"{error.filename}: unreadable: {error.strerror}") from None
 
 
 def split_from_file(data: DataConfig, path: Path, dataset: ArrayDataset) -> Split:
     """Take index lists made elsewhere; without a list `test`, all of the set's test part."""
-    lists = read_lists(path)
+    sizes = {name: len(dataset.labels) for name in LISTS}
+    sizes["unlabeled"] = len(dataset.unlabeled_pool)
+    if dataset.test_labels is not None:
+        sizes["test"] = len(dataset.test_labels)
+    lists = read_lists(path, sum(sizes.values()))
     if "test" not in lists:
         if dataset.test_labels is None:
             raise UserError(f"{path}: needs a list `test`, since {dataset.name} has no test part")
         lists["test"] = test_part(data, dataset)
     labeled, unlabeled, test = (lists[name] for name in LISTS)
-    sizes = {name: len(dataset.labels) for name in LISTS}
-    sizes["unlabeled"] = len(dataset.unlabeled_pool)
-    if dataset.test_labels is not None:
-        sizes["test"] = len(dataset.test_labels)
     for name in LISTS:
         indices = lists[name]
         if len(indices) and not (indices.min() >= 0 and indices.max() < sizes[name]):

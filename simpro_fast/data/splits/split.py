@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +12,8 @@ import numpy as np
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.errors import UserError
 from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.npz import BROKEN, read_npz
+from simpro_fast.utils.regular_file import read_text
 
 JSON_NAME = "split.json"
 NPZ_NAME = "split.npz"
@@ -115,9 +115,10 @@ def load_split(run_dir: Path) -> Split:
     """
     path = run_dir / JSON_NAME
     try:
-        described = json.loads(path.read_text(encoding="utf-8"))
+        described = json.loads(read_text(path))
         truth = described["unlabeled_counts"]
-        lists = read_lists(run_dir / NPZ_NAME)
+        most = sum(described[f"num_{name}"] for name in LISTS)
+        lists = read_lists(run_dir / NPZ_NAME, most)
         split = Split(
             labeled=lists["labeled"],
             unlabeled=lists["unlabeled"],
@@ -140,20 +141,18 @@ def load_split(run_dir: Path) -> Split:
     return split
 
 
-_BROKEN_FILE = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
+def read_lists(path: Path, most_images: int) -> dict[str, np.ndarray]:
+    """The int64 lists of an npz file; nothing in it is unpickled.
 
-
-def read_lists(path: Path) -> dict[str, np.ndarray]:
-    """The int64 lists of an npz file; nothing in it is unpickled."""
+    Args:
+        most_images: in all lists together; a file that unpacks to much more is not read.
+    """
     try:
-        with np.load(path, allow_pickle=False) as file:
-            lists = {name: np.asarray(file[name]) for name in LISTS if name in file}
+        lists = read_npz(path, LISTS, 16 * most_images + (1 << 16))
     except FileNotFoundError:
         raise UserError(f"{path}: no such split file") from None
-    except (*_BROKEN_FILE, TypeError, AttributeError) as error:
-        raise UserError(
-            f"{path}: not an npz file of index lists ({type(error).__name__})"
-        ) from None
+    except BROKEN as error:
+        raise UserError(f"{path}: not an npz file of index lists ({error})") from None
     for name in ("labeled", "unlabeled"):
         if name not in lists:
             raise UserError(f"{path}: has no list `{name}`")

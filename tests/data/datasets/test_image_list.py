@@ -238,7 +238,7 @@ def test_file_images_behave_like_an_array(root: Path) -> None:
     assert images.shape == (42, 16, 16, 3) and len(images) == 42
     some = images[[3, 1, 3]]
     assert some.dtype == np.uint8 and np.array_equal(some[0], some[2])
-    assert np.array_equal(some[1], square(Path(images.rows[1].path), 16))
+    assert np.array_equal(some[1], square(images.rows[1], 16))
     assert np.array_equal(images[1:4], images[np.array([1, 2, 3])])
     subset = select(dataset.images, split.test)
     assert isinstance(subset, FileImages) and len(subset) == 6

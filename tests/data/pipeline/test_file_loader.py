@@ -80,12 +80,15 @@ def test_decoder_equals_pillow_in_every_format(tmp_path: Path, gpu: bool) -> Non
         files[f"turned{orientation}.jpg"] = (image, {"exif": exif})
     paths = [save(tmp_path / name, *args, **kwargs) for name, (*args, kwargs) in files.items()]
     _, _, pipeline_def = import_dali()
-    names = [path_array(str(path)) for path in paths]
+    sizes = [read_rgb(path).size for path in paths]
+    width, height = (np.array([[size[k]] for size in sizes]) for k in (0, 1))
+    inputs = [path_array(str(path)) for path in paths], height, width
 
     @pipeline_def
     def pipeline() -> Any:
         fn, _, _ = import_dali()
-        return decode(fn.external_source(source=lambda: names, batch=True), read=True, gpu=gpu)
+        given = fn.external_source(source=lambda: inputs, num_outputs=3, batch=True)
+        return decode(*given, read=True, gpu=gpu)
 
     where = 0 if gpu else None
     pipe = pipeline(batch_size=len(paths), num_threads=1, device_id=where, exec_dynamic=True)
@@ -292,8 +295,8 @@ def test_file_that_only_the_decoder_refuses_is_found(
     with loader(root) as made:
         bad = Path(made.describe(0)["paths"][5])
         cut(bad, bad)
-        monkeypatch.setattr(file_loader, "check_file", lambda path: Facts())
-        with pytest.raises(UserError, match=f"step 0: {bad}: damaged: the decoder refuses it"):
+        monkeypatch.setattr(file_loader, "check_file", lambda path, **_: Facts())
+        with pytest.raises(UserError, match=f"step 0: {bad}: damaged: the decoder of training"):
             made.next(0)
 
 
