@@ -22,16 +22,18 @@
 # terminal, in log.txt and in CSV files of DIR (bench/results/gpu_check), so a run that is stopped
 # keeps them. The last lines say what failed, and so does the exit code.
 set -u
+here=$PWD
 cd "$(dirname "$0")/.."
 root=$PWD
-device=cuda smoke="" output=bench/results/gpu_check seconds=420 packages=()
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$here/$1" ;; esac; }
+device=cuda smoke="" output=$root/bench/results/gpu_check seconds=420 packages=()
 parts=kernels,loss,step,data,end_to_end,resnet,profile,norm
 while [ $# -gt 0 ]; do
     case $1 in
         --device) device=$2; shift 2 ;;
-        --output) output=$2; shift 2 ;;
+        --output) output=$(absolute "$2"); shift 2 ;;
         --part) parts=$2; shift 2 ;;
-        --packages) packages+=("$2"); shift 2 ;;
+        --packages) packages+=("$(absolute "$2")"); shift 2 ;;
         --seconds) seconds=$2; shift 2 ;;
         --smoke) smoke=1; shift ;;
         *) echo "unknown argument $1; see the head of bench/gpu_check.sh" >&2; exit 2 ;;
@@ -45,7 +47,6 @@ for name in ${parts//,/ }; do
 done
 python=${PYTHON:-python3}
 mkdir -p "$output"
-output=$(cd "$output" && pwd)
 : > "$output/log.txt"
 exec > >(tee -a "$output/log.txt") 2>&1
 
@@ -54,7 +55,7 @@ for folder in ${packages[@]+"${packages[@]}"}; do
     if [ -f "$folder/env.sh" ]; then
         set +u; . "$folder/env.sh"; set -u
     else
-        PYTHONPATH="$(cd "$folder" && pwd)${PYTHONPATH:+:$PYTHONPATH}"
+        PYTHONPATH="$folder${PYTHONPATH:+:$PYTHONPATH}"
     fi
 done
 # From the tree: the kernel package lies in kernels/ and is imported as simpro_kernels.
@@ -75,7 +76,8 @@ run() { # name, seconds, command...
     fi
     [ "$limit" -le "$left" ] || limit=$left
     echo "== $name, at $started s, at most $limit: $*"
-    timeout -k 5 "$limit" "$@"
+    # An interrupt lets pytest say what has failed so far.
+    timeout -s INT -k 10 "$limit" "$@"
     local code=$?
     if [ "$code" -eq 0 ]; then
         echo "== $name: done after $((SECONDS - started)) s"
@@ -134,7 +136,7 @@ part_kernels() {
         return
     fi
     # Those left out compile for other architectures or compare two compilers.
-    run "kernel tests" 75 "${tests[@]}" -m "not slow" tests/kernels_ops \
+    run "kernel tests" 90 "${tests[@]}" -m "not slow" tests/kernels_ops \
         --ignore tests/kernels_ops/test_ahead_of_time.py --ignore tests/kernels_ops/test_compiled_twin.py \
         --deselect tests/kernels_ops/test_augment.py::test_compiles_without_spills_and_writes_16_bytes_at_a_time
     run "tests of the step" 30 "${tests[@]}" -m gpu tests/training tests/engine
