@@ -10,7 +10,7 @@ kernels know no prior, so they get the adjusted logits as well, which costs them
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -73,12 +73,13 @@ def providers(device: torch.device) -> dict[str, Loss]:
 def main(arguments: list[str] | None = None) -> int:
     options = arguments_of(__doc__, arguments)
     device = options.device
-    gate(BENCH, options.smoke)
-    shapes: tuple[tuple[int, int], ...]
+    gate(BENCH, options)
+    shapes: Sequence[tuple[int, ...]]
     shapes = DEVICE_SHAPES if device.type == "cuda" else CPU_SHAPES
     dtypes = dict(DTYPES)
     if options.smoke:
         shapes, dtypes = SMOKE_SHAPES, {"fp32": torch.float32}
+    shapes = options.shape or shapes
     copy = copy_gbps(device)
     print(f"copy bandwidth {copy:.1f} GB/s")
     rows: list[Row] = []

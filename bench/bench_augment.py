@@ -92,7 +92,7 @@ def measured_rows(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = arguments_of(__doc__, arguments)
+    options = arguments_of(__doc__, arguments, gated=False)
     copy = copy_gbps(options.device)
     print(f"copy bandwidth {copy:.1f} GB/s", flush=True)
     rows = []

@@ -13,7 +13,7 @@ import copy
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -78,12 +78,13 @@ def main(arguments: list[str] | None = None) -> int:
     if whole:
         networks(options.seconds)
         return 0
-    gate(BENCH, options.smoke)
-    shapes: tuple[tuple[int, int, int], ...]
+    gate(BENCH, options)
+    shapes: Sequence[tuple[int, ...]]
     shapes = DEVICE_SHAPES if device.type == "cuda" else CPU_SHAPES
     dtypes = DTYPES if device.type == "cuda" else {"fp32": torch.float32}
     if options.smoke:
         shapes, dtypes = SMOKE_SHAPES, {"fp32": torch.float32}
+    shapes = options.shape or shapes
     bandwidth = copy_gbps(device)
     print(f"copy bandwidth {bandwidth:.1f} GB/s")
     rows: list[Row] = []

@@ -7,7 +7,7 @@ Two strong views, log-priors on both, soft targets; about 90 % of the images pas
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -96,12 +96,13 @@ def least_bytes(inputs: Inputs, mode: str, mask_rate: float) -> int:
 def main(arguments: list[str] | None = None) -> int:
     options = arguments_of(__doc__, arguments)
     device = options.device
-    gate(BENCH, options.smoke)
-    shapes: tuple[tuple[int, int], ...]
+    gate(BENCH, options)
+    shapes: Sequence[tuple[int, ...]]
     shapes = DEVICE_SHAPES if device.type == "cuda" else CPU_SHAPES
     dtypes = dict(DTYPES)
     if options.smoke:
         shapes, dtypes = SMOKE_SHAPES, {"fp32": torch.float32}
+    shapes = options.shape or shapes
     copy = copy_gbps(device)
     print(f"copy bandwidth {copy:.1f} GB/s")
     rows: list[Row] = []

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,9 @@ def timed(step: Callable[[int], Any], steps: int, device: torch.device) -> list[
     return sorted(times)
 
 
-def measure(config: Config, parts: Sequence[str], steps: int) -> list[dict[str, Any]]:
-    """One row for each of `parts`."""
+def measure(config: Config, parts: Sequence[str], steps: int) -> Iterator[dict[str, Any]]:
+    """One row for each of `parts`, as soon as it is measured."""
     ranks = start_ranks(config)
-    rows = []
     for part in parts:
         make_loader = synthetic_loader if part == "train" else build_loader
         if ranks.device.type == "cuda":
@@ -76,28 +75,28 @@ def measure(config: Config, parts: Sequence[str], steps: int) -> list[dict[str, 
         times = timed(run, steps, ranks.device)
         trainer.close()
         p20, p50, p80 = (times[int(q * (len(times) - 1))] for q in (0.2, 0.5, 0.8))
-        rows.append(
-            {
-                "part": part,
-                "config": config.name,
-                "model": config.model.name,
-                "image_size": trainer.dataset.image_size,
-                "classes": trainer.dataset.num_classes,
-                "views": trainer.views_per_step,
-                "precision": config.train.precision,
-                "compile": config.train.compile,
-                "loss": config.method.impl,
-                "steps": steps,
-                "ms_p20": round(p20, 2),
-                "ms_p50": round(p50, 2),
-                "ms_p80": round(p80, 2),
-                "views_per_second": round(1e3 * trainer.views_per_step / p50),
-                "peak_memory_mib": peak_memory_mib(ranks.device),
-                "engine": config.distributed.engine,
-            }
-        )
+        yield {
+            "part": part,
+            "config": config.name,
+            "model": config.model.name,
+            "image_size": trainer.dataset.image_size,
+            "classes": trainer.dataset.num_classes,
+            "views": trainer.views_per_step,
+            "precision": config.train.precision,
+            "compile": config.train.compile,
+            "cuda_graph": trainer.step_graph is not None,
+            "cudnn_benchmark": config.train.cudnn_benchmark,
+            "tf32": config.train.tf32,
+            "loss": config.method.impl,
+            "steps": steps,
+            "ms_p20": round(p20, 2),
+            "ms_p50": round(p50, 2),
+            "ms_p80": round(p80, 2),
+            "views_per_second": round(1e3 * trainer.views_per_step / p50),
+            "peak_memory_mib": peak_memory_mib(ranks.device),
+            "engine": config.distributed.engine,
+        }
     stop_ranks()
-    return rows
 
 
 def main() -> int:
@@ -109,18 +108,19 @@ def main() -> int:
     options, overrides = parser.parse_known_args()
     config = load_config(options.config, ["log.progress=off", *overrides])
     check_launch(config)
-    rows = measure(config, options.part, options.steps)
-    here = machine()
-    print(f"{config.name}, {rows[0]['views']} views per step, {here['machine']}")
-    print(f"{'':8}{'p20 ms':>10}{'p50 ms':>10}{'p80 ms':>10}{'views/s':>12}{'peak MiB':>10}")
-    for row in rows:
+    print(f"{config.name}, {machine()['machine']}")
+    print("           p20 ms    p50 ms    p80 ms     views/s  peak MiB  one graph")
+    same = ["part", "config", "image_size", "views", "precision", "compile", "cuda_graph"]
+    same += ["cudnn_benchmark", "tf32", "loss", "engine"]
+    for row in measure(config, options.part, options.steps):
         print(
-            f"{row['part']:8}{row['ms_p20']:>10.1f}{row['ms_p50']:>10.1f}{row['ms_p80']:>10.1f}"
-            f"{row['views_per_second']:>12,}{row['peak_memory_mib']:>10,.0f}"
+            f"{row['part']:6}{row['ms_p20']:>10.2f}{row['ms_p50']:>10.2f}{row['ms_p80']:>10.2f}"
+            f"{row['views_per_second']:>12,}{row['peak_memory_mib']:>10,.0f}  "
+            f"{'yes' if row['cuda_graph'] else 'no'}",
+            flush=True,
         )
-    if options.output:
-        same = ("part", "config", "views", "precision", "compile", "loss", "engine")
-        write_table(options.output, rows, replace=same)
+        if options.output:
+            write_table(options.output, [row], replace=same)
     return 0
 
 

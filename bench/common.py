@@ -24,7 +24,7 @@ from simpro_fast.utils.machine import processor_name
 from simpro_fast.utils.provenance import git_commit
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("BENCH_RESULTS") or Path(__file__).parent / "results")
 # The part of the kernel tests that decides whether numbers are worth reporting.
 GATE_TESTS = (
     "tests/kernels_ops/test_determinism.py",
@@ -86,11 +86,13 @@ def _version(package: str) -> str:
     return str(importlib.import_module(package).__version__)
 
 
-def gate(op: str, smoke: bool) -> None:
+def gate(op: str, options: argparse.Namespace) -> None:
     """Run part of the kernel tests; exits 1, reporting nothing, where one fails."""
+    if options.no_gate:
+        return
     tests = [name.format(op=op) for name in GATE_TESTS]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    if smoke:
+    if options.smoke:
         command += ["-k", "bit_equal or module_is_the_function or mean_counts"]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     print(f"gate: {' '.join(tests)}", flush=True)
@@ -226,11 +228,19 @@ def measure(
     )
 
 
-def arguments_of(description: str | None, arguments: list[str] | None) -> argparse.Namespace:
-    """--smoke and --seconds; the device, with one thread on the CPU."""
+def arguments_of(
+    description: str | None, arguments: list[str] | None, *, gated: bool = True
+) -> argparse.Namespace:
+    """--smoke and --seconds, of a `gated` bench --shape and --no-gate; the device.
+
+    One thread on the CPU.
+    """
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="one small shape, nothing written")
     parser.add_argument("--seconds", type=float, default=1.0, help="per measurement (default 1)")
+    if gated:
+        parser.add_argument("--shape", type=shapes_of, help="only these, as 65536x1000,512x10")
+        parser.add_argument("--no-gate", action="store_true", help="the kernel tests have passed")
     options = parser.parse_args(arguments)
     if options.smoke:
         options.seconds = 0.1
@@ -238,6 +248,11 @@ def arguments_of(description: str | None, arguments: list[str] | None) -> argpar
     # Threads that wait for each other on a shared machine measure the neighbours.
     torch.set_num_threads(1)
     return options
+
+
+def shapes_of(text: str) -> list[tuple[int, ...]]:
+    """An argparse type: "65536x1000,512x10"."""
+    return [tuple(map(int, shape.split("x"))) for shape in text.split(",")]
 
 
 def names_of(known: Iterable[str]) -> Callable[[str], list[str]]:
@@ -285,7 +300,7 @@ def write_table(path: Path, rows: Sequence[dict[str, Any]], *, replace: Sequence
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
             kept = [row for row in csv.DictReader(file) if key(row) not in new]
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fields, extrasaction="ignore")
         writer.writeheader()

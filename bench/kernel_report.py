@@ -1,7 +1,6 @@
 """Ahead-of-time report on the Triton kernels: registers, spills, shared memory, access widths.
 
     python bench/kernel_report.py                  # every specialisation, writes bench/results/
-    python bench/kernel_report.py --candidates     # every launch plan that a tuner tries, no files
     python bench/kernel_report.py --smoke          # a few of them, no files
 
 Compiles for each architecture without a GPU and reads the machine code (SASS) with the cuobjdump
@@ -121,20 +120,6 @@ def norms(channels: tuple[int, ...], dtypes: tuple[str, ...]) -> Iterator[Specia
             yield Specialisation(NORM, size, dtype, f"{kernel.upper()}{flag}", 8)
 
 
-def candidates() -> Iterator[Specialisation]:
-    """Every launch plan of every operation, for the shapes that a tuner looks at."""
-    specs = [
-        Specialisation(op, num_classes, dtype, options, gcd(8, num_classes))
-        for num_classes, dtype in itertools.product(CLASSES, DTYPES)
-        for op, options in itertools.product((PSEUDO, ADJUSTED), (BOTH, "PRIORS"))
-    ]
-    for spec in (*specs, *norms(CHANNELS, DTYPES)):
-        for index in range(len(_plans(spec.op).candidates(_problem(spec)))):
-            yield Specialisation(**{**asdict(spec), "candidate": index})
-    for side, index in itertools.product(SIDES, range(2)):
-        yield Specialisation(AUGMENT, side, "bf16", candidate=index)
-
-
 def smoke_specialisations() -> list[Specialisation]:
     """A small set that covers all code paths."""
     return [
@@ -145,18 +130,18 @@ def smoke_specialisations() -> list[Specialisation]:
     ]
 
 
-def _plans(op: str) -> Any:
+def plans_of(op: str) -> Any:
+    """`plans.py` of an operation."""
     import importlib
 
     return importlib.import_module(f"simpro_kernels.{op}.plans")
 
 
-def _problem(spec: Specialisation) -> Any:
+def problem_of(spec: Specialisation) -> Any:
     """The problem as its launch describes it; of a loss with two strong views, the mean."""
-    import torch
 
-    plans = _plans(spec.op)
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[spec.dtype]
+    plans = plans_of(spec.op)
+    dtype = dtype_of(spec.dtype)
     if spec.op == AUGMENT:
         return plans.Problem(spec.num_classes, spec.num_classes, dtype)
     chosen = spec.options.split()
@@ -190,7 +175,7 @@ def _launcher(spec: Specialisation) -> "Launcher":
         return adjusted.count_launcher(device)
     if spec.op == "reduce":
         return tl_utils.reduce_launcher(device)
-    plans, problem = _plans(spec.op), _problem(spec)
+    plans, problem = plans_of(spec.op), problem_of(spec)
     return plans.launcher(problem, device, plans.candidates(problem)[spec.candidate])
 
 
@@ -198,22 +183,24 @@ def compile_and_inspect(spec: Specialisation, arch: int) -> Row:
     """Compile one specialisation for one architecture and read its SASS."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from triton.compiler import ASTSource, make_backend
+    from triton.runtime.jit import MockTensor, create_function_from_signature
 
     launcher = _launcher(spec)
-    kernel, constants = launcher.kernel, launcher.constants
-    # Nothing but the constants specialises a kernel, so there is nothing else to say.
-    signature = {
-        p.name: "constexpr" if p.is_constexpr else p.annotation_type or _pointer(p.name, spec.dtype)
-        for p in kernel.params
-    }
-    source = ASTSource(
-        fn=kernel,
-        signature=signature,
-        constexprs={name: constants[name] for name in kernel.arg_names if name in constants},
-    )
+    kernel = launcher.kernel
     target = GPUTarget("cuda", arch, 32)
-    compiled = triton.compile(source, target=target, options=dict(launcher.options))
+    backend = make_backend(target)
+    # As a launch does it, so that one finds in Triton's cache what was compiled here.
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    values = [
+        1 if p.annotation_type else MockTensor(_element(p.name, spec.dtype))
+        for p in kernel.params
+        if not p.is_constexpr
+    ]
+    bound, specialised, options = bind(*values, **launcher.constants, **launcher.options)
+    packed = kernel._pack_args(backend, launcher.options, bound, specialised, options)
+    source = ASTSource(kernel, *packed[1:])
+    compiled = triton.compile(source, target=target, options=packed[0].__dict__)
     usage, sass = _disassemble(compiled.asm["cubin"])
     loads, stores = _access_widths(sass, "LDG"), _access_widths(sass, "STG")
     return Row(
@@ -242,12 +229,21 @@ _OF_DTYPE = {"weak_ptr", "strong_ptr", "logits_ptr", "grad_ptr", "out_ptr", "x_p
 _OF_DTYPE |= {"residual_ptr", "grad_x_ptr", "grad_residual_ptr"}
 
 
-def _pointer(name: str, dtype: str) -> str:
+def _element(name: str, dtype: str) -> Any:
+    """dtype of the elements that a pointer points to."""
+    import torch
+
     if name in _OF_DTYPE:
-        return f"*{dtype}"
-    integers = {"mask_ptr": "*i1", "targets_ptr": "*i64", "counter_ptr": "*i32"}
-    integers |= {"images_ptr": "*u8", "plan_ptr": "*i32", "constants_ptr": "*i32"}
-    return integers.get(name, "*fp32")
+        return dtype_of(dtype)
+    others = {"mask_ptr": torch.bool, "targets_ptr": torch.int64, "images_ptr": torch.uint8}
+    others |= dict.fromkeys(("counter_ptr", "plan_ptr", "constants_ptr"), torch.int32)
+    return others.get(name, torch.float32)
+
+
+def dtype_of(name: str) -> Any:
+    import torch
+
+    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
 
 
 def _disassemble(cubin: bytes) -> tuple[str, str]:
@@ -313,9 +309,6 @@ def _markdown(rows: list[Row], header: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--smoke", action="store_true", help="a few kernels, no files written")
-    parser.add_argument(
-        "--candidates", action="store_true", help="every plan that a tuner tries, no files written"
-    )
     parser.add_argument("--arch", type=int, nargs="+", default=list(ARCHITECTURES), metavar="SM")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
@@ -325,11 +318,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not dispatch.HAS_TRITON or dispatch.INTERPRETED:
         print("kernel_report: needs triton, without TRITON_INTERPRET", file=sys.stderr)
         return 2
-    specs = list(specialisations())
-    if options.smoke:
-        specs = smoke_specialisations()
-    elif options.candidates:
-        specs = list(candidates())
+    specs = smoke_specialisations() if options.smoke else list(specialisations())
     jobs = [(spec, arch) for spec in specs for arch in options.arch]
     # Forked workers would inherit locks of torch's threads.
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
@@ -340,7 +329,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     header = f"triton {triton.__version__}, torch {torch.__version__}; compiled ahead of time."
     spilling = [row for row in rows if row.spills]
-    if options.smoke or options.candidates:
+    if options.smoke:
         print(_markdown(rows, header))
     else:
         RESULTS.mkdir(exist_ok=True)

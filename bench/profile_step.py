@@ -14,14 +14,18 @@ device is waited for after each part, so the parts add up but do not overlap as 
 
 `operators` are dispatcher calls of the part (backward's are those of autograd's thread as well),
 `reads` those that make the host wait for a value (`.item()` and the like). `--top 8` also names
-the operators that take most of the time, by torch's profiler over two steps. `--output FILE` adds
-the rows to a CSV, `--label` names them there.
+the operators that take most of the time, by torch's profiler over two steps. `--kinds` adds up the
+time by kind, of kernels on the device where there is one, else of operators: loss, batch norm,
+convolution (and matrix product), activation, optimizer and average, copy (and fill), other.
+
+`--output FILE` adds the rows to a CSV, `--label` names them there.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import re
 import statistics
 import sys
 import time
@@ -45,6 +49,16 @@ WARM_UP = 3
 PARTS = ("data", "forward", "method", "guard", "backward", "optimizer", "ema", "meter")
 # Operators whose result depends on values, for which the host waits.
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique2")
+KINDS = {
+    "loss": r"row_kernel|tile_kernel|wide_kernel|scale_kernel|reduce_partials|mean_weight|softmax"
+    r"|nll_loss|pseudo_label_cross|adjusted_cross",
+    "batch norm": r"batch_?norm|bn_|\b(statistics|merge|apply|sums|gradient)_kernel",
+    "convolution": r"conv|gemm|xmma|cutlass|cudnn|implicit|[dw]grad|fprop|addmm|::mm\b|::linear",
+    "activation": r"relu",
+    "optimizer and average": r"multi_tensor|foreach|fused_sgd|FusedSgd|lerp",
+    "copy": r"copy|memcpy|memset|fill|zero_",
+}
+"""Kind of a kernel or operator to what its name contains."""
 
 
 class Parts:
@@ -61,7 +75,7 @@ class Parts:
             ("guard", trainer.guard, "watch"),
             ("backward", trainer.engine, "backward"),
             ("optimizer", trainer.engine, "step"),
-            ("ema", trainer.ema, "update"),
+            ("ema", trainer.ema, "follow"),
             ("meter", trainer.meter, "add"),
         ):
             self.wrap(part, owner, name)
@@ -151,11 +165,38 @@ def top_operators(trainer: Trainer, number: int) -> str:
     return table
 
 
+def by_kind(trainer: Trainer, steps: int) -> list[dict[str, Any]]:
+    """Milliseconds and launches of a step by kind, the largest first."""
+    with torch.profiler.profile() as profiler:
+        for _ in range(steps):
+            trainer.train_step()
+        if trainer.ranks.device.type == "cuda":
+            torch.cuda.synchronize()
+    on_device = trainer.ranks.device.type == "cuda"
+    found: dict[str, list[float]] = {kind: [0.0, 0] for kind in (*KINDS, "other")}
+    for event in profiler.key_averages():
+        is_kernel = event.device_type == torch.autograd.DeviceType.CUDA
+        if is_kernel != on_device or event.key.startswith("ProfilerStep"):
+            continue
+        fits = (kind for kind, names in KINDS.items() if re.search(names, event.key, re.IGNORECASE))
+        sums = found[next(fits, "other")]
+        sums[0] += event.self_device_time_total if on_device else event.self_cpu_time_total
+        sums[1] += event.count
+    total = sum(us for us, _ in found.values())
+    rows = [
+        {"part": f"kind: {kind}", "ms": round(us / 1e3 / steps, 3), "operators": round(n / steps)}
+        | {"reads": 0, "share": round(us / total, 4)}
+        for kind, (us, n) in found.items()
+    ]
+    return sorted(rows, key=lambda row: -row["ms"])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Parts of a training step.")
     parser.add_argument("--config", default="fashion_mnist_lt/reversed")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--top", type=int, default=0, help="operators to name")
+    parser.add_argument("--kinds", action="store_true", help="time by kind of kernel or operator")
     parser.add_argument("--label", default="", help="what is measured, for the CSV")
     parser.add_argument("--output", type=Path, help="CSV file to add the rows to")
     parser.add_argument("overrides", nargs="*", metavar="key.sub=value")
@@ -178,14 +219,20 @@ def main() -> int:
     }
     if options.top:
         print(top_operators(trainer, options.top))
+    kinds = []
+    if options.kinds:
+        for _ in range(WARM_UP):
+            trainer.train_step()
+        kinds = by_kind(trainer, options.steps)
     rows = profile(trainer, options.steps)
+    rows += kinds
     trainer.close()
     stop_ranks()
     print(f"{config.name}, {facts['views']} views per step, {facts['machine']}")
-    print(f"{'':10}{'ms':>10}{'share':>9}{'operators':>11}{'reads':>7}")
+    print(f"{'':28}{'ms':>10}{'share':>9}{'operators':>11}{'reads':>7}")
     for row in rows:
         print(
-            f"{row['part']:10}{row['ms']:>10.2f}{row['share']:>9.1%}"
+            f"{row['part']:28}{row['ms']:>10.2f}{row['share']:>9.1%}"
             f"{row['operators']:>11}{row['reads']:>7}"
         )
     if options.output:

@@ -6,7 +6,7 @@ Every operation does it alike:
    alignment, flags) by a hashable tuple with a ``key``, and lists ``candidates(problem)``: the
    launch plans worth trying, first the default, which comes from counting.
 2. :func:`choose_plan` takes the plan that ``tuned/sm_<arch>.json`` names for the key, else the
-   default. A tuner passes a plan of its own to the operation's ``launcher(problem, device, plan)``.
+   default. Within :func:`trying`, by which a tuner compares plans, it takes the plan given there.
 3. The operation keeps one :class:`Launcher` per problem and device. Its first call compiles.
 
 The data file: ``{"<operation>": {"<key of the problem>": {"warps": 1, "registers": 255, ...}}}``.
@@ -14,7 +14,8 @@ The data file: ``{"<operation>": {"<key of the problem>": {"warps": 1, "register
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -64,11 +65,36 @@ def choose_plan(
     op: str, problem: Problem, device: torch.device, candidates: Callable[[Any], Sequence[Plan]]
 ) -> Plan:
     """The tuned plan of this device class for the problem, else the first candidate."""
+    if (trial := _trials.get((op, problem.key))) is not None:
+        trial.asked = True
+        return trial.plan
     if device.type == "cuda":
         entry = _tuned(_architecture(device)).get(op, {}).get(problem.key)
         if entry is not None:
             return Plan(**entry)
     return candidates(problem)[0]
+
+
+@dataclass
+class Trial:
+    """A plan that is being tried."""
+
+    plan: Plan
+    asked: bool = False
+    """Whether a launcher has been made with it."""
+
+
+_trials: dict[tuple[str, str], Trial] = {}
+
+
+@contextmanager
+def trying(op: str, key: str, plan: Plan) -> Iterator[Trial]:
+    """New launchers of the operation take the plan for problems of this key; kept ones do not."""
+    trial = _trials[op, key] = Trial(plan)
+    try:
+        yield trial
+    finally:
+        del _trials[op, key]
 
 
 @functools.cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
 
@@ -112,12 +111,19 @@ def flatten(config: Config) -> dict[str, Any]:
     return dict(_flat_items(config.model_dump(mode="json"), ""))
 
 
+def shipped_configs() -> Path:
+    """Folder of the shipped configurations: in the package of a wheel, at the top of the tree."""
+    package = Path(__file__).parents[1]
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
 def find_config(source: str | Path) -> Path:
     """Path of a configuration file, on disk or among the shipped ones."""
     path = Path(source)
     if path.is_file():
         return path
-    shipped = Path(str(resources.files("simpro_fast.configs")))
+    shipped = shipped_configs()
     name = str(source).removesuffix(".yaml").removeprefix("configs/")
     candidate = shipped / f"{name}.yaml"
     if candidate.is_file():

@@ -57,11 +57,34 @@ def test_the_kernel_benches_run(op: str) -> None:
 
 @pytest.mark.slow
 def test_the_gpu_check_runs_on_a_cpu(tmp_path: Path) -> None:
-    done = gpu_check("--device", "cpu", "--smoke", "--output", str(tmp_path))
+    parts = "kernels,loss,step,data,resnet,norm"  # the others have tests of their own
+    done = gpu_check("--device", "cpu", "--smoke", "--part", parts, "--output", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "== all parts done" in done.stdout
     assert (tmp_path / "log.txt").read_text(encoding="utf-8").startswith("== machine")
-    assert [row["part"] for row in steps_of(tmp_path / "step.csv")] == ["train", "data", "full"]
+    rows = steps_of(tmp_path / "step.csv")
+    assert [row["part"] for row in rows] == ["train", "data", "full", "train"]
+
+
+def test_the_gpu_check_runs_one_part_with_packages_from_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "env.sh").write_text("echo packages are at hand\n", encoding="utf-8")
+    smoke = ("--device", "cpu", "--smoke", "--packages", str(tmp_path))
+    done = gpu_check(*smoke, "--part", "profile", "--output", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "packages are at hand" in done.stdout and "bench_step.py" not in done.stdout
+    with (tmp_path / "profile_step.csv").open(newline="", encoding="utf-8") as file:
+        shares = {row["part"]: float(row["share"]) for row in csv.DictReader(file)}
+    assert shares["kind: convolution"] > 0 and shares["kind: batch norm"] > 0
+
+
+def test_the_gpu_check_keeps_to_its_time_and_knows_its_parts(tmp_path: Path) -> None:
+    smoke = ("--device", "cpu", "--smoke", "--output", str(tmp_path))
+    done = gpu_check(*smoke, "--part", "step", "--seconds", "1")
+    assert done.returncode == 1
+    assert "== failed: WRN-28-2 (no time)" in done.stdout
+    done = gpu_check("--part", "steps")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "there is no part steps" in done.stderr
 
 
 def test_the_gpu_check_says_that_there_is_no_gpu(tmp_path: Path) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from importlib import resources
-from pathlib import Path
 
 import pytest
 
 from simpro_fast.config import Config, flatten, load_config
+from simpro_fast.config.load import shipped_configs
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.class_counts import long_tailed_counts, unlabeled_counts
 
-CONFIGS = Path(str(resources.files("simpro_fast.configs")))
+CONFIGS = shipped_configs()
 NAMES = sorted(
     str(path.relative_to(CONFIGS).with_suffix(""))
     for path in CONFIGS.glob("*/*.yaml")
