@@ -132,7 +132,7 @@ dali() { has nvidia.dali || { echo "== $1: left out, DALI is not installed"; ret
 
 part_kernels() {
     if [ -n "$smoke" ]; then
-        run "kernel tests" 120 "${tests[@]}" tests/kernels_ops/test_launch.py -k "tuned or kept"
+        run "kernel tests" 120 "${tests[@]}" tests/kernels_ops/test_kernel_launch.py -k "tuned or kept"
         return
     fi
     # Those left out compile for other architectures or compare two compilers.

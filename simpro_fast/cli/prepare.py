@@ -151,7 +151,7 @@ def _alone(output: Path) -> Iterator[None]:
 def _leftovers(output: Path) -> list[Path]:
     """Temporary files of `replacing` for the names that are written here."""
     names = (CACHE_NAME, "manifest.*", "report.json", "packed_*.npy", "packed_*.json")
-    return [path for name in names for path in output.glob(f".{name}.????????")]
+    return [path for name in names for path in output.glob(f".{name}.????????.tmp")]
 
 
 def _prepare_images(options: argparse.Namespace, data: DataConfig | None) -> int:

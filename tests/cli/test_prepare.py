@@ -240,7 +240,7 @@ def test_configuration_says_what_a_cpu_needs(root: Path) -> None:
 def test_fingerprint_is_that_of_training(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damage(root)
     assert run(root, "--on-bad-image=skip", f"--init-config={root}/own.yaml") == 0
-    (shown,) = re.findall(r"fingerprint (\w+) .*a run goes on only", capsys.readouterr().out)
+    (shown,) = re.findall(r"fingerprint (\w+) .*a run resumes only", capsys.readouterr().out)
     assert load_dataset(load_config(root / "own.yaml").data).fingerprint().startswith(shown)
 
 

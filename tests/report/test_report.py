@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -286,9 +286,10 @@ def draw(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     """What `write_report` saves of runs with these summaries: figures by the names of files."""
     drawn: dict[str, Figure] = {}
 
-    def keep(figure: Figure, path: Path) -> None:
+    def keep(figure: Figure, file: IO[bytes], **options: Any) -> None:
         figure.draw_without_rendering()
-        drawn[path.name] = figure
+        # The temporary file of prior.png is .prior.png.<random>.tmp.
+        drawn[".".join(Path(file.name).name.split(".")[1:3])] = figure
 
     def run(*summaries: dict[str, Any], **row: Any) -> dict[str, Figure]:
         monkeypatch.setattr(Figure, "savefig", keep)
