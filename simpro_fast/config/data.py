@@ -98,7 +98,7 @@ class DataConfig(Section):
     on_bad_image: Literal["error", "skip"] = Field("error", **NOTHING)
     """A file that cannot be used stops the run; skip: it is left out, or, where that shows only in
     training, another image takes its place."""
-    max_megapixels: int = Field(179, gt=0, le=10_000)
+    max_megapixels: int = Field(179, gt=0, le=10_000, **NOTHING)
     """The largest file, in millions of pixels, that is decoded; a larger one cannot be used."""
     weak_scale: Range = (0.5, 1.0)
     """Area of the weak view's crop as a share of the image, uniform between the two."""

@@ -64,7 +64,7 @@ class ModelConfig(Section):
     A run that goes on from a checkpoint does not need it; if it is there it must be the same."""
     activation: Literal["leaky_relu", "relu", "silu"] | None = None
     """None: the net's own, as published: leaky_relu (0.1) in Wide ResNets, relu in ResNet-50s."""
-    norm_impl: Literal["auto", "eager", "triton"] = "auto"
+    norm_impl: Literal["auto", "eager", "triton"] = Field("auto", **ROUNDING)
     """Batch norm with activation as one Triton kernel each way, or as its eager twin; auto: the
     kernel on CUDA. torchvision's networks keep torch's own batch norm."""
     bn_momentum: float | None = Field(None, gt=0, le=1)
@@ -118,7 +118,7 @@ class TrainConfig(Section):
     """On CUDA: time cuDNN's convolution algorithms at the first step and keep the fastest, where
     shapes do not change (strong_forward=all). Another algorithm rounds differently, so repeated
     runs may part; false lets cuDNN's heuristics choose."""
-    tf32: bool = True
+    tf32: bool = Field(True, **ROUNDING)
     """On CUDA with precision=fp32: convolutions and products with TF32's 10-bit mantissa."""
     weak_forward: Literal["concat", "no_grad"] = "concat"
     """`concat`: one pass over all views, as published; `no_grad`: the weak views first and without

@@ -110,10 +110,13 @@ class RunDirectory:
         write_atomically(self.path / "config.yaml", dump_config(config))
         write_json(self.path / "environment.json", {**environment(ranks), **facts})
 
-    def append_metrics(self, row: dict[str, Any]) -> None:
+    def append_metrics(self, row: dict[str, Any], on_error: str) -> None:
         """Add a row and those that could not be written before it: all of them, or none.
 
         On disk when it returns, so that a checkpoint of this step never lacks its row.
+
+        Args:
+            on_error: `checkpoint.on_error`; with `continue` a refusal is a warning.
 
         Raises:
             UserError: the disk refuses them; they are kept for the next call.
@@ -130,7 +133,11 @@ class RunDirectory:
             if size is not None:
                 with suppress(OSError):
                     os.truncate(self.metrics, size)
-            raise UserError(f"{self.metrics}: cannot be written ({words_of(error)})") from None
+            said = f"{self.metrics}: cannot be written ({words_of(error)})"
+            if on_error == "stop":
+                raise UserError(said) from None
+            logger.warning("%s; training goes on (checkpoint.on_error=continue)", said)
+            return
         self._unwritten.clear()
 
     def describe_bad_step(self, path: Path | None, draws: Callable[[], dict[str, Any]]) -> str:

@@ -47,6 +47,14 @@ def peak_memory_mib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
+def unsaved_end(step: int) -> str:
+    """What a run says that ends without its last checkpoint."""
+    return (
+        f"trained to step {step}, but its checkpoint could not be saved (checkpoint.on_error="
+        "continue); free some space and start again, which goes on from the last one that could"
+    )
+
+
 @dataclass(frozen=True)
 class TrainedRun:
     """All that the summary and the exported model say of a run."""

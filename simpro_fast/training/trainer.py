@@ -16,7 +16,6 @@ from torch import Tensor
 from simpro_fast.config import Config
 from simpro_fast.data.batch import Batch, Loader, rank_layout
 from simpro_fast.data.datasets.base import ArrayDataset
-from simpro_fast.data.datasets.image_list import select
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.sampling.labeled_order import LabeledDraws
@@ -26,7 +25,7 @@ from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.engine.build import build_engine
 from simpro_fast.engine.optim import learning_rate
 from simpro_fast.errors import PeerError, UserError
-from simpro_fast.evaluation import Evaluation, evaluate, kl_divergence
+from simpro_fast.evaluation import Evaluation, kl_divergence
 from simpro_fast.fault_tolerance.stop_requests import Preempted
 from simpro_fast.fault_tolerance.watchdog import Watchdog
 from simpro_fast.methods import MethodOutput
@@ -39,12 +38,19 @@ from simpro_fast.models import (
 from simpro_fast.run.banner import announce, announce_dry_run
 from simpro_fast.run.checkpoint import save_on_main
 from simpro_fast.run.directory import RunDirectory
-from simpro_fast.run.export import TrainedRun, peak_memory_mib, summarise, write_results
+from simpro_fast.run.export import (
+    TrainedRun,
+    peak_memory_mib,
+    summarise,
+    unsaved_end,
+    write_results,
+)
 from simpro_fast.run.progress import Progress
 from simpro_fast.run.resume import agreed_fingerprint, find_state, load_state
 from simpro_fast.run.tensorboard import TensorBoardLog
 from simpro_fast.run.views_figure import views_figure
 from simpro_fast.training.build import build_loader_for, build_method_for, build_student
+from simpro_fast.training.evaluate import evaluate_split
 from simpro_fast.training.metrics import Meter, Stopwatch, ThresholdWatch, step_profiler
 from simpro_fast.training.micro_batch import join_outputs, split_batch
 from simpro_fast.training.state import History, gather_counts, scatter_counts
@@ -234,12 +240,7 @@ class Trainer:
             )
         self.ranks.barrier()
         if self.write and not self._saved:
-            said = (
-                f"trained to step {self.step}, but its checkpoint could not be saved "
-                "(checkpoint.on_error=continue); free some space and start again, "
-                "which goes on from the last one that could"
-            )
-            raise UserError(said) if self.ranks.is_main else PeerError(said)
+            raise (UserError if self.ranks.is_main else PeerError)(unsaved_end(self.step))
         return summary
 
     def dry_run(self) -> None:
@@ -294,16 +295,8 @@ class Trainer:
         self.threshold_watch.period(row["mask_rate"])
         self.progress.show(self.step, row["loss"] or 0.0, row["mask_rate"] or 0.0, kl_pi_u)
         if self._writes:
-            self._log(metrics)
-
-    def _log(self, metrics: dict[str, Any]) -> None:
-        try:
-            self.run.append_metrics(metrics)
-        except UserError as error:
-            if self.config.checkpoint.on_error == "stop":
-                raise
-            logger.warning("%s; training goes on (checkpoint.on_error=continue)", error)
-        self.tensorboard.write(metrics)
+            self.run.append_metrics(metrics, config.checkpoint.on_error)
+            self.tensorboard.write(metrics)
 
     def _build_training(self, *, fresh: bool) -> None:
         config, ranks = self.config, self.ranks
@@ -351,21 +344,8 @@ class Trainer:
 
         None where there is no test set, as with own images without val.
         """
-        if not len(self.split.test):
-            return None
-        images, labels = self.dataset.test_part
-        return evaluate(
-            self.ema.module,
-            select(images, self.split.test),
-            labels[self.split.test],
-            mean=self.dataset.mean,
-            std=self.dataset.std,
-            num_classes=len(self.dataset.class_names),
-            device=self.ranks.device,
-            batch_size=self.config.evaluate.batch_size,
-            rank=self.ranks.rank,
-            world_size=self.ranks.world_size,
-        )
+        size = self.config.evaluate.batch_size
+        return evaluate_split(self.ema.module, self.dataset, self.split, self.ranks, size)
 
     def kl_pi_u(self) -> float | None:
         """KL(true unlabeled distribution || estimate) in nats; None where the truth is unknown."""

@@ -87,7 +87,7 @@ def configuration_files(folder: Path) -> Iterator[Attempt]:
         yield Attempt(f"three random bytes, {number}", None if harmless else complaint)
 
 
-@trial("damaged checkpoints")
+@trial("damaged checkpoints", slow=True)
 def damaged_checkpoints(folder: Path) -> Iterator[Attempt]:
     config = _config(folder)
     _train(config, 4)
@@ -132,7 +132,7 @@ def wrong_checkpoints(folder: Path) -> Iterator[Attempt]:
         yield Attempt(what, _complaint(goes_on))
 
 
-@trial("a disk that is full or read-only")
+@trial("a disk that is full or read-only", slow=True)
 def disk_trouble(folder: Path) -> Iterator[Attempt]:
     """From a step on: the run ends with words, and the next start goes on to its end."""
     path = folder / "disk"
@@ -155,7 +155,7 @@ def disk_trouble(folder: Path) -> Iterator[Attempt]:
         subprocess.run(["umount", str(path)], check=True)
 
 
-@trial("signals during start")
+@trial("signals during start", slow=True)
 def signals_during_start(folder: Path) -> Iterator[Attempt]:
     noise = random.Random(0)
     wanted = {signal.SIGTERM: 75, signal.SIGUSR1: 75, signal.SIGINT: 130}
@@ -182,7 +182,7 @@ def signals_during_start(folder: Path) -> Iterator[Attempt]:
         yield Attempt(what, None if right else f"exit code {process.returncode}: {said[-300:]}")
 
 
-@trial("kills")
+@trial("kills", slow=True)
 def kills(folder: Path) -> Iterator[Attempt]:
     """Two ranks, SIGKILL at seeded moments, every second one into a save; then bit-equality."""
     unbroken = chaos_config(folder, "unbroken", 44, 44)
@@ -194,7 +194,7 @@ def kills(folder: Path) -> Iterator[Attempt]:
         yield Attempt(f"kill {number} of ten", complaint)
 
 
-@trial("ranks that hang or die")
+@trial("ranks that hang or die", slow=True)
 def ranks_that_hang(folder: Path) -> Iterator[Attempt]:
     for change, victim in (
         *((hanging._sleeps, 1), (hanging._stops, 1), (hanging._stops_first, 0)),
