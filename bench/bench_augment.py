@@ -1,4 +1,4 @@
-"""All views of a step: the eager twin and the kernel, for the batch of the CIFAR recipe.
+"""All views of a step: the eager reference and the kernel, for the batch of the CIFAR recipe.
 
     python bench/bench_augment.py           # compare, measure, write CSV
     python bench/bench_augment.py --smoke   # does it still run (no files)

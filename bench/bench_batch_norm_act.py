@@ -1,4 +1,4 @@
-"""Batch norm with activation: torch's operators, the eager twin, torch.compile and the kernels.
+"""Batch norm with activation: torch's operators, eager reference, torch.compile, kernels.
 
     python bench/bench_batch_norm_act.py             # gate, measure, write CSV and figure
     python bench/bench_batch_norm_act.py --network   # training steps of whole networks, on the CPU

@@ -6,7 +6,7 @@
     python bench/end_to_end.py --recipe digits --smoke          # a check in seconds, nothing kept
 
 First both take three steps from the same weights and the same batches, and the bench stops unless
-losses, weights and averaged weights agree. Then three parts are timed in turns, round by round:
+losses, weights and EMA agree. Then three parts are timed in turns, round by round:
 `data` (batches made and dropped), `train` (steps on one resident batch), `full` (the real thing).
 The ratio is the median over rounds of neighbouring turns, so a busy neighbour hurts both. Before a
 turn the other side has a second to fill its queues, and warm-up steps empty one's own. Overrides

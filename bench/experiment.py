@@ -151,7 +151,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells = ["-" if v is None else f"{v:.{digits}f}" for v in values]
         lines.append(f"| {title} | " + " | ".join([*cells, mean]) + " |")
     seeds = sorted({str(r["seed"]) for r in rows})
-    lines.append(f"\nSeeds {', '.join(seeds)}; top-1 of the last averaged weights on the test set.")
+    lines.append(f"\nSeeds {', '.join(seeds)}; top-1 of the last EMA weights on the test set.")
     return "\n".join(lines) + "\n"
 
 

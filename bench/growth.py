@@ -1,6 +1,6 @@
 """How a step's time and memory grow, how long a start takes, whether memory stays flat.
 
-    python bench/growth.py                          # all, about 6 minutes on two cores
+    python bench/growth.py                          # all, about 4 minutes on two cores
     python bench/growth.py --axis classes,mu        # some of it
     python bench/growth.py --smoke
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The demo: SimPro and FixMatch on the embedded digits, then both side by side.
+# The demo: trains SimPro and FixMatch on the embedded digits and compares them.
 set -eu
 config=configs/digits_lt/reversed.yaml
 deepspeed launch/train.py --config "$config"

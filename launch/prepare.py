@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Look at a data set before training: `launch/prepare.py --labeled D --unlabeled D --output D`."""
+"""Check a data set before training: `launch/prepare.py --labeled D --unlabeled D --output D`."""
 
 import sys
 

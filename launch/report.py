@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Show a finished run again: `launch/report.py RUN [--compare OTHER_RUN]`."""
+"""Table and figures of a finished run: `launch/report.py RUN [--compare OTHER_RUN]`."""
 
 import sys
 

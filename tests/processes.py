@@ -44,7 +44,7 @@ def clean_environment() -> dict[str, str]:
 
 
 # Below the ports that the kernel gives to sockets that ask for none, and 64 for each process of
-# pytest, so that tests which run at once do not meet.
+# pytest, so that tests which run at once do not share one.
 _ports = itertools.count(64 * os.getpid())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
@@ -77,11 +76,3 @@ def test_no_room_imports_a_higher_one(title: str, inside: str, depth: int) -> No
             if theirs is None or theirs == mine or mine == "__main__":
                 continue
             assert level[theirs] < level[str(mine)], f"{module} imports {target}"
-
-
-def test_every_path_in_the_page_exists() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    for name in re.findall(
-        r"`((?:simpro_fast|kernels|tests|bench|launch|configs|docs)/[\w./]*)`", text
-    ):
-        assert Path(ROOT / name).exists(), name

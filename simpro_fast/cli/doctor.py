@@ -1,4 +1,4 @@
-"""`launch/doctor.py`: is this machine, or this whole allocation, fit for training?
+"""`simpro-fast doctor` and `launch/doctor.py`: check a machine or an allocation before training.
 
 It runs under plain python, deepspeed, torchrun and srun; started as training is, it checks all
 ranks. One failing check does not hide the others.
@@ -29,10 +29,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = CommandParser(
         "simpro-fast doctor",
         "Check a machine, or all ranks of an allocation, before training.",
-        "Exit code: 0 fit for training, 1 a problem, 2 wrong usage.",
+        "Exit code: 0 training can start, 1 a problem, 2 wrong usage.",
     )
-    parser.add_argument("--config", default=DEFAULT, help="the experiment that is to run")
-    parser.add_argument("--output", type=Path, help="folder of the runs; default: its output_dir")
+    parser.add_argument("--config", default=DEFAULT, help=f"experiment; default: {DEFAULT}")
+    parser.add_argument("--output", type=Path, help="run folder; default: output_dir of --config")
     parser.add_argument("--json", type=Path, help="also write the table to this file")
     parser.add_overrides()
     return parser.parse(arguments)

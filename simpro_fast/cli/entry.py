@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("usage: simpro-fast VERB [...]\n")
         for name, summary in VERBS.items():
             print(f"  {name:<9} {summary}")
-        print("\nsimpro-fast VERB --help says more.")
+        print("\nsimpro-fast VERB --help lists the options of a verb.")
         return 0
     if verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, n=1)

@@ -1,4 +1,4 @@
-"""`simpro-fast prepare` and `launch/prepare.py`: look at a data set before training on it."""
+"""`simpro-fast prepare` and `launch/prepare.py`: check a data set before training on it."""
 
 from __future__ import annotations
 
@@ -69,11 +69,16 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="skip: leave unusable files out and go on (default: error, exit code 1)",
     )
     parser.add_argument(
-        "--pack", type=_positive, metavar="PX", help="also pack to this square size"
+        "--pack",
+        type=_positive,
+        metavar="PX",
+        help="also write one array of PX x PX images",
     )
-    parser.add_argument("--init-config", type=Path, metavar="FILE", help="write a configuration")
     parser.add_argument(
-        "--format", choices=("csv", "parquet"), default="csv", help="of the manifest"
+        "--init-config", type=Path, metavar="FILE", help="also write a configuration to train with"
+    )
+    parser.add_argument(
+        "--format", choices=("csv", "parquet"), default="csv", help="format of the manifest"
     )
     parser.add_argument(
         "--max-megapixels",
@@ -82,7 +87,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help=f"largest picture that is decoded (default: {MEGAPIXELS}); as data.max_megapixels",
     )
     parser.add_argument("--threads", type=_positive, default=cpu_cores(), help="default: all cores")
-    parser.add_overrides("with --config")
+    parser.add_overrides("change keys of --config")
     return parser.parse(arguments)
 
 
@@ -104,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show(f"error: {error}; check the path, its permissions and free space", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        show("interrupted; what was decoded is remembered, start again to go on", file=sys.stderr)
+        show("interrupted; run the same command again to continue", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -226,13 +231,13 @@ def _write_images(
     if not published:  # there the numbers of the classes count, too
         show(
             f"fingerprint {written.usable().fingerprint()[:12]} of the list "
-            "(training shows it as `data`; a run goes on only with the same)"
+            "(training shows it as `data`; a run resumes only with the same)"
         )
     packed = _pack(options, written) if options.pack else None
     if options.init_config:
         with replacing(options.init_config) as file:
             file.write(suggest_config(written.usable(), path, packed, options.pack))
-        show(f"configuration {options.init_config}, made for a GPU; it says how to try a CPU")
+        show(f"configuration {options.init_config} for a GPU; its comments explain CPU use")
     seconds = time.perf_counter() - started
     known = len(manifest.rows) - checked.decoded
     files = "1 file" if checked.decoded == 1 else f"{checked.decoded} files"

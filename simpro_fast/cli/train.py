@@ -40,15 +40,13 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--config", help="YAML file or the name of a shipped one: digits_lt/reversed (required)"
     )
-    parser.add_argument("--print-config", action="store_true", help="print the configuration, stop")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="split, one batch, one step; nothing is written"
-    )
+    parser.add_argument("--print-config", action="store_true", help="print all keys and exit")
+    parser.add_argument("--dry-run", action="store_true", help="train one step and write nothing")
     parser.add_argument(
         "--smoke",
         action="store_true",
-        help="three steps at the smallest sizes, anew in <output_dir>/smoke/; "
-        "with --print-config it shows the changes",
+        help="train three steps at the smallest sizes in <output_dir>/smoke/, emptied first; "
+        "with --print-config: list the changes",
     )
     parser.add_overrides()
     options = parser.parse(arguments, _hint)
@@ -166,7 +164,7 @@ def _train(config: Config, *, dry_run: bool, smoke: bool) -> int:
 
 
 def _clear_smoke_run(config: Config, ranks: Ranks) -> None:
-    """Begin anew: a smoke run that has finished once would else have nothing to do."""
+    """Empty the run directory; a finished smoke run would else have nothing to do."""
     if ranks.is_main and (left := list(config.run_dir.iterdir())):
         logging.getLogger(__name__).info("%s: emptied for this smoke run", config.run_dir)
         for path in left:  # the folder itself is locked

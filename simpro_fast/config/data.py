@@ -63,7 +63,7 @@ class DataConfig(Section):
     """Strong views per unlabeled image (V); None: by the recipe."""
     sampling: Literal["shuffle", "class_balanced", "square_root", "effective_number"] = "shuffle"
     """Labeled stream: a new permutation per pass, or class first and then image, the class with
-    weight 1, sqrt(n) or n / effective number of its n images (data/sampling.py)."""
+    weight 1, sqrt(n) or n / effective number of its n images (data/sampling/labeled_order.py)."""
     sampling_beta: float = Field(0.9999, ge=0, lt=1)
     """effective_number: beta of Cui et al. (2019); 0 samples as the data are, near 1 balanced."""
     cutout: Literal["auto"] | int = "auto"

@@ -19,7 +19,7 @@ RECIPE_VIEWS = {"released": {"labeled": 2, "strong": 2}, "paper": {"labeled": 1,
 
 
 class MethodConfig(Section):
-    """The training method (design: SimPro, ICML 2024, Algorithm 1; FixMatch as its baseline)."""
+    """The training method (SimPro, ICML 2024, Algorithm 1; FixMatch as its baseline)."""
 
     name: Literal["simpro", "fixmatch"] = "simpro"
     recipe: Literal["released", "paper"] = "released"
@@ -45,7 +45,7 @@ class MethodConfig(Section):
     """Ablation: false removes tau * log phi from both losses (no M step)."""
     impl: Literal["auto", "triton", "eager", "compile"] = Field("auto", **ROUNDING)
     """Loss kernels: `auto` takes Triton on CUDA and eager PyTorch elsewhere; `compile` is the eager
-    twin through torch.compile."""
+    reference through torch.compile."""
 
     @model_validator(mode="after")
     def _check(self) -> MethodConfig:
@@ -65,8 +65,8 @@ class ModelConfig(Section):
     activation: Literal["leaky_relu", "relu", "silu"] | None = None
     """None: the net's own, as published: leaky_relu (0.1) in Wide ResNets, relu in ResNet-50s."""
     norm_impl: Literal["auto", "eager", "triton"] = Field("auto", **ROUNDING)
-    """Batch norm with activation as one Triton kernel each way, or as its eager twin; auto: the
-    kernel on CUDA. torchvision's networks keep torch's own batch norm."""
+    """Batch norm with activation as one Triton kernel each way, or as its eager reference; auto:
+    the kernel on CUDA. torchvision's networks keep torch's own batch norm."""
     bn_momentum: float | None = Field(None, gt=0, le=1)
     """Batch-norm momentum, the weight of the new batch as in PyTorch; None: the net's own."""
     skip_quirk: bool = True
@@ -96,7 +96,7 @@ class OptimConfig(Section):
 
 
 class TrainConfig(Section):
-    """Length, averaging, precision."""
+    """Length, EMA, precision."""
 
     steps: int = Field(43_000, gt=0, **LENGTH)
     period: int = Field(500, gt=0)
@@ -112,7 +112,7 @@ class TrainConfig(Section):
     `cuda-graphs` compiles as `default` and replays the step as one CUDA graph, or where that cannot
     be (see cuda_graph) the network alone."""
     cuda_graph: bool = Field(False, **ROUNDING)
-    """Replay the whole step, optimizer and average included, as one CUDA graph, where that can be:
+    """Replay the whole step, optimizer and EMA included, as one CUDA graph, where that can be:
     one GPU, distributed.engine=plain, one micro-batch, strong_forward=all (docs/performance.md)."""
     cudnn_benchmark: bool = Field(True, **ROUNDING)
     """On CUDA: time cuDNN's convolution algorithms at the first step and keep the fastest, where
@@ -211,7 +211,7 @@ class DistributedConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """What is saved, and where a run goes on."""
+    """What is saved, and from where a run resumes."""
 
     every: int = Field(1000, gt=0, **NOTHING)
     """In steps; the last step is always saved."""

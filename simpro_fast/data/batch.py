@@ -112,7 +112,7 @@ def rank_layout(
 
 
 class StepCounter:
-    """The steps that a loader has handed out; refuses a step that is not the next one."""
+    """The steps that a loader has returned; refuses a step that is not the next one."""
 
     def __init__(self, start_step: int) -> None:
         self.expected = start_step

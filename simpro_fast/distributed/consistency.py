@@ -24,7 +24,7 @@ _SHOWN = 6
 
 
 def fingerprint(config: Config, device_type: str) -> Facts:
-    """What must be equal on all ranks before they may talk to each other.
+    """What must be equal on all ranks before they communicate.
 
     The source files decide whether the code is the same; the commit only helps to find out why.
     """

@@ -33,7 +33,7 @@ _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where this rank meets the others, from the launcher's environment."""
+    """The rendezvous of this rank with the others, from the launcher's environment."""
 
     rank: int
     world_size: int

@@ -41,7 +41,7 @@ def check_data(config: Config, ranks: Ranks) -> Line:
 
 
 def _found_only(data: DataConfig) -> str | None:
-    """Where a set that is not loaded here lies; None: it is small enough to be loaded."""
+    """Path of a set that is not loaded here; None: it is small enough to be loaded."""
     if data.name == "stl10":
         return f"stl10 is in {find_stl10(data)}"
     if data.name.startswith("small_imagenet_"):

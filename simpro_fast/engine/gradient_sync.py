@@ -24,7 +24,7 @@ class GradientAverage:
     """Sums each bucket of gradients over the ranks as soon as backward has filled it.
 
     Buckets hold parameters from the last to the first, about the order in which backward reaches
-    them, and are sent in this order on every rank: collectives meet whatever the ranks' timing.
+    them, and are sent in this order on every rank: collectives match whatever the ranks' timing.
     A parameter without gradient counts as zeros and stays without.
 
     Args:
@@ -56,7 +56,7 @@ class GradientAverage:
         self._missing = [len(bucket) for bucket in self._buckets]
 
     def finish(self) -> None:
-        """Wait, and put the averages in the place of this rank's gradients."""
+        """Wait, and replace this rank's gradients by the means over ranks."""
         while len(self._sent) < len(self._buckets):
             self._send()
         for bucket, (flat, work) in zip(self._buckets, self._sent, strict=True):

@@ -91,7 +91,7 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
 
 
 class _FirstStepLayouts:
-    """Refuses gradients that lie in memory otherwise than their weights.
+    """Refuses gradients whose memory layout differs from that of their weights.
 
     A fused step pairs their elements by address (silently so on CPU, in torch 2.14). Autograd makes
     gradients of the weights' layout and later steps reuse them, so one look is enough.

@@ -19,7 +19,7 @@ from simpro_fast.engine.optim import build_optimizer, set_learning_rate
 
 
 class PlainEngine:
-    """PyTorch alone; with several ranks gradients are averaged while backward goes on."""
+    """PyTorch alone; with several ranks gradients are averaged during backward."""
 
     def __init__(self, config: Config, model: nn.Module, ranks: Ranks) -> None:
         self.module = model.to(ranks.device).to(memory_format=torch.channels_last)

@@ -86,7 +86,7 @@ def _lost(error: BaseException, watchdog: Watchdog) -> str:
     gone = watchdog.heartbeats.gone() if watchdog.heartbeats is not None else []
     if gone:
         beat = gone[0]
-        step = max(beat.step, watchdog.step)  # all ranks meet in every step
+        step = max(beat.step, watchdog.step)  # all ranks synchronise in every step
         return (
             f"rank {beat.rank} on {beat.host} has gone after step {step} without a message: "
             "killed, perhaps for want of memory; look at its output and at the system's log"

@@ -226,7 +226,7 @@ class Watchdog:
         if first in later:
             beat = later[first]
             why = f"in {beat.where}" if beat.where else "its process does not run"
-            # All ranks meet in every step, so a beat that says less than ours is an old one.
+            # All ranks synchronise in every step, so a beat that says less than ours is an old one.
             failure = replace(failure, host=beat.host, step=max(beat.step, self.step))
         else:
             why = "it gave no sign of life"

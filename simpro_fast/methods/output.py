@@ -23,7 +23,7 @@ class MethodOutput:
     mask_rate: Tensor
     """[] share of the unlabeled images that pass the threshold, 0 to 1."""
     class_mass: Tensor
-    """[K] sum of the kept images' pseudo-labels; each image counts once, whatever V."""
+    """[K] sum of the kept images' pseudo-labels; each image counts once for any V."""
     mask: Tensor
     """bool [N] images that pass the threshold."""
     pseudo_labels: Tensor

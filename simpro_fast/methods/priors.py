@@ -184,7 +184,7 @@ class PriorTracker(nn.Module):
 
     @torch.no_grad()
     def update_priors(self) -> None:
-        """End a period: sum the counts over the ranks, move pi_u and phi, start counting anew.
+        """End a period: sum the counts over the ranks, update pi_u and phi, reset the counts.
 
         All ranks must call it. Afterwards pi_u and phi are equal on all of them bit for bit. A
         period without a single image (labeled or kept) changes nothing.

@@ -1,4 +1,4 @@
-"""Networks, their weight averages, and batch norm over ranks."""
+"""Networks, the EMA of their weights, and batch norm over ranks."""
 
 from simpro_fast.models.batch_norm import (
     average_buffers,

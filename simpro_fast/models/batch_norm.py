@@ -54,7 +54,7 @@ def _as_ours(norm: _BatchNorm) -> BatchNormAct:
 def average_buffers(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
     """Replace the float buffers by their mean over the ranks, in one collective.
 
-    For `distributed.sync_bn: average_buffers`, before the weight average, an evaluation or a
+    For `distributed.sync_bn: average_buffers`, before the EMA, an evaluation or a
     checkpoint reads them; afterwards they are equal on all ranks bit for bit. All ranks must call
     it. Integer buffers count steps and are equal already. Does nothing on a single rank.
     """

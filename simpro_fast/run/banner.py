@@ -1,4 +1,4 @@
-"""What a run says before its first step."""
+"""What a run logs before its first step."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def announce(
     if pretrained is not None:
         logger.info("weights   %s: %s", pretrained.file, pretrained)
     if not len(split.test):
-        logger.warning("no test images, so nothing is measured; top1 is null")
+        logger.warning("no test images: accuracy is not measured, top1 is null")
 
 
 def announce_dry_run(averages: dict[str, float | None]) -> None:

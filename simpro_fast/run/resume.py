@@ -183,7 +183,7 @@ def check_same_run(
 
 
 def is_finished(config: Config, ranks: Ranks) -> bool:
-    """Whether `resume=auto` meets a run that has reached `train.steps`; says so.
+    """Whether `resume=auto` finds a run that has reached `train.steps`; says so.
 
     Raises:
         ConfigError: it has, but with another configuration.

@@ -27,7 +27,7 @@ def gather_counts(counts: Sequence[Tensor], ranks: Ranks) -> Tensor:
 
 
 def scatter_counts(saved: Tensor, counts: Sequence[Tensor], ranks: Ranks) -> None:
-    """Put back what `gather_counts` gave, whatever the number of ranks was then.
+    """Restore what `gather_counts` returned, from any number of ranks.
 
     Each rank goes on with its own counts; among another number of ranks, rank 0 with all.
     """

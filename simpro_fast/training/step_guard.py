@@ -24,7 +24,7 @@ def refuse_non_finite(state: dict[str, Any], step: int) -> None:
     """Keep a checkpoint clean: an overflow of the gradient can spoil weights under a finite loss.
 
     Raises:
-        UserError: a weight or an average of `state` (see `Trainer.state`) is NaN or infinite.
+        UserError: a weight or an EMA weight of `state` (`Trainer.state_dict`) is NaN or infinite.
     """
     if part := non_finite_part(state):
         raise UserError(

@@ -32,8 +32,8 @@ class ViewForward:
     number, and a compiled network, whose shapes are static, is refused by the configuration.
     Weights of the running statistics are those of `strong_forward=all`.
 
-    With several ranks every rank runs the same passes, so that synchronised batch norms meet;
-    their statistics are weighted by the ranks' rows.
+    With several ranks every rank runs the same passes, so that the collectives of synchronised
+    batch norm match; its statistics are weighted by the ranks' rows.
 
     Args:
         engine: runs the network.

@@ -43,7 +43,7 @@ def locked(path: Path, cure: str, *, folder: bool = False, wait: bool = True) ->
         except OSError as error:
             if not folder:
                 reason = f"this file system has no locks ({error.strerror})"
-                logger.warning("%s: %s; never start this twice at once", path, reason)
+                logger.warning("%s: %s; never run the same command twice at once", path, reason)
         yield
     finally:
         os.close(held)

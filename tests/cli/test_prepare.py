@@ -39,7 +39,6 @@ def root(tmp_path: Path) -> Path:
 
 
 def damage(root: Path) -> None:
-    """Case 3."""
     cut(root / "labeled" / BAD[0], root / "labeled/cats/0.jpg")
     (root / "labeled" / BAD[1]).touch()
     (root / "labeled" / BAD[2]).write_text("a note")
@@ -69,7 +68,6 @@ def test_tidy_set(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_summary_of_a_messy_set(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Cases 1 and 39."""
     save(root / "labeled/.ipynb_checkpoints/x.jpg", picture(900))
     (root / "labeled/cats/._x.jpg").write_bytes(b"1234")
     shutil.rmtree(root / "unlabeled")
@@ -101,7 +99,6 @@ def test_damaged_files_are_listed_and_skipped_on_request(
 
 
 def test_refused_formats_are_named(root: Path) -> None:
-    """Case 5."""
     save(root / "unlabeled/x.gif", picture(1))
     deep = Image.fromarray(np.full((20, 20), 40_000, np.uint16))
     save(root / "unlabeled/deep.png", deep)
@@ -248,7 +245,6 @@ def test_fingerprint_is_that_of_training(root: Path, capsys: pytest.CaptureFixtu
 
 
 def test_class_without_a_usable_image(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Case 32."""
     for path in (root / "labeled/owls").iterdir():
         path.write_bytes(b"x")
     assert run(root, "--on-bad-image", "skip") == 1
@@ -295,15 +291,15 @@ def test_tar_shards(
         assert prepare.main(arguments) == 0
     half = (root / "unlabeled/000.jpg").read_bytes()[:400]
     bad = [("cut.jpg", half), ("note.jpg", b"a note"), ("empty.jpg", b"")]
-    twin = ("twin.jpg", (root / "labeled/cats/0.jpg").read_bytes())
-    path = write_tar(tars / "unlabeled-100.tar", [*bad, twin])
+    copied = ("copied.jpg", (root / "labeled/cats/0.jpg").read_bytes())
+    path = write_tar(tars / "unlabeled-100.tar", [*bad, copied])
     capsys.readouterr()
     assert prepare.main(arguments) == 1
     printed = capsys.readouterr()
     assert "4 of 46 files" in printed.err and len(printed.err.splitlines()) == 1
     for name, _ in bad:
         assert f"{path} member {name}: damaged: " in printed.out
-    assert f"twin.jpg: duplicate: also labeled as {tars}/labeled-000.tar member cats/0.jpg" in (
+    assert f"copied.jpg: duplicate: also labeled as {tars}/labeled-000.tar member cats/0.jpg" in (
         printed.out
     )
     report = json.loads((root / "out/report.json").read_text())
@@ -466,7 +462,7 @@ def test_files_and_folders_without_permission(open_path: Path) -> None:
 
 
 def test_several_processes_at_once(root: Path) -> None:
-    """Case 6: all succeed, and what they wrote is whole."""
+    """All succeed, and what they wrote is whole."""
     arguments = ["--labeled", f"{root}/labeled", "--unlabeled", f"{root}/unlabeled"]
     arguments += ["--val", f"{root}/val", "--output", f"{root}/out", "--pack", "16"]
     started = [

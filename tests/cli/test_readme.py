@@ -59,7 +59,6 @@ def test_configs_exist(config: str) -> None:
 def test_own_images_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (command,) = re.findall(r"python launch/prepare\.py ((?:.*\\\n)*.*)", README)
     tidy(tmp_path / "photos")
-    (tmp_path / "photos/unlabeled").rename(tmp_path / "photos/heap")
     monkeypatch.chdir(tmp_path)
     assert prepare.main(command.replace("\\\n", " ").split()) == 0
     (written,) = WRITTEN

@@ -125,7 +125,7 @@ def test_print_config_can_be_trained_from(
 def test_usage_errors(
     train_command: Run, config_file: Path, arguments: list[str], parts: list[str]
 ) -> None:
-    """One line, exit code 2 (cases 18, 19 and 37)."""
+    """One line, exit code 2."""
     if "device=cuda" in arguments:
         import torch
 
@@ -181,7 +181,7 @@ def test_unwritable_output_is_one_line(
 
 
 def test_batch_that_does_not_divide_is_said_once(train_command: Run, config_file: Path) -> None:
-    """Case 33: before the process group exists, by rank 0 alone."""
+    """Before the process group exists, by rank 0 alone."""
     for rank, said in (("0", True), ("1", False)):
         done = train_command(
             "--config",
@@ -200,7 +200,7 @@ def test_both_spellings_of_local_rank(train_command: Run, config_file: Path) -> 
 
 
 def test_starts_without_a_compiler(train_command: Run, config_file: Path, tmp_path: Path) -> None:
-    """Case 38: nothing is compiled, with an empty extension cache and no C++ compiler on PATH."""
+    """Nothing is compiled, with an empty extension cache and no C++ compiler on PATH."""
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("git", "sh", "ldconfig", "uname"):
@@ -227,7 +227,7 @@ def test_starts_without_a_compiler(train_command: Run, config_file: Path, tmp_pa
 def test_without_deepspeed_the_error_has_the_cure(
     train_command: Run, config_file: Path, tmp_path: Path
 ) -> None:
-    """Case 38: a module that cannot be imported stands for a missing package."""
+    """A module that cannot be imported stands for a missing package."""
     blocked = tmp_path / "blocked" / "deepspeed"
     blocked.mkdir(parents=True)
     (blocked / "__init__.py").write_text("raise ImportError('not here')\n")

@@ -31,7 +31,7 @@ def save(path: Path, image: Image.Image, **options: object) -> Path:
 
 
 def tidy(root: Path, labeled: tuple[int, ...] = (5, 4, 3), unlabeled: int = 24) -> Path:
-    """`labeled/{cats,dogs,owls}`, an unlabeled heap and `val`, JPEG and PNG of several sizes."""
+    """`labeled/{cats,dogs,owls}`, an unlabeled folder and `val`, JPEG and PNG of several sizes."""
     number = 0
     for k, (name, count) in enumerate(zip(("cats", "dogs", "owls"), labeled, strict=True)):
         for i in range(count):

@@ -141,7 +141,7 @@ def _report(kills: list[Kill], steps: int, seed: int) -> str:
         "# Two ranks killed with SIGKILL",
         "",
         f"{len(kills)} kills of a run of {steps} steps that saves after every step, seed {seed}. "
-        "Every start went on from the newest whole checkpoint. Weights, averaged weights, "
+        "Every start went on from the newest whole checkpoint. Weights, EMA, "
         "optimizer, priors, counts and metrics at the end: bit-equal to those of an unbroken run.",
         "",
         f"{machine_name()}; torch {torch.__version__}; commit {git_commit()}; "

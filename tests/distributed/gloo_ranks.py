@@ -103,7 +103,7 @@ def run_ranks(function: Callable[..., Any], *args: Any, world_size: int = 2) -> 
 
 
 def _serve(rank: int, world_size: int, folder: Path, timeout: int, pipe: Connection) -> None:
-    # Ranks meet in a file, so that no port has to be chosen.
+    # The rendezvous is a file, so that no port has to be chosen.
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(str(folder / "store"), world_size),

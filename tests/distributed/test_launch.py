@@ -61,7 +61,7 @@ def _changed(tree: dict[str, Any], section: str, **keys: Any) -> dict[str, Any]:
 
 
 def _scenarios(rank: int, world_size: int, tree: dict[str, Any], ports: list[int]) -> Any:
-    """One process start for all of them: each meets on a port of its own."""
+    """One process start for all of them: each has a rendezvous port of its own."""
     dist.destroy_process_group()  # the one of GlooRanks, which asks no launcher
     found: dict[str, Any] = {}
     hasty = _changed(tree, "distributed", start_timeout=1.0)
@@ -205,7 +205,6 @@ def _torchrun(*options: str) -> list[str]:
 
 
 def test_two_ranks_meet_at_the_store_of_torchrun(train_command: Run, config_file: Path) -> None:
-    """Case 19."""
     done = train_command(
         *["--config", str(config_file), "train.steps=5"], launcher=_torchrun("--standalone")
     )
@@ -234,7 +233,7 @@ def _load_together(rank: int, world_size: int, root: str) -> list[str]:
 
 
 def test_all_ranks_read_one_archive_at_once(tmp_path: Path) -> None:
-    """Case 6: a fresh machine, 4 processes, 20 times; nothing is unpacked half-way."""
+    """A fresh machine, 4 processes, 20 times; nothing is unpacked half-way."""
     members = cifar10_members()
     write_archive(tmp_path, "cifar-10-python.tar.gz", "cifar-10-batches-py", members)
     found = run_ranks(_load_together, str(tmp_path), world_size=4)

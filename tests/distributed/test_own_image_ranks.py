@@ -27,7 +27,7 @@ OWN = {
 
 
 def test_ranks_replace_a_damaged_member_as_one_does(tiny: MakeConfig, tmp_path: Path) -> None:
-    """From shards, with a damaged image that only some ranks meet (cases 3 and 33)."""
+    """From shards, with a damaged image that only some ranks draw."""
     tars = as_shards(tidy(tmp_path / "data"), tmp_path / "tars")
     row = scan_shard(str(tars / "unlabeled-001.tar"), "unlabeled", Ignored())[3]
     with (tars / "unlabeled-001.tar").open("r+b") as file:
@@ -55,7 +55,6 @@ def _refusal(rank: int, world_size: int, tree: dict[str, Any], folder: str) -> s
 
 
 def test_more_ranks_than_images_is_one_line_on_every_rank(tiny: MakeConfig, tmp_path: Path) -> None:
-    """Case 8."""
     tidy(tmp_path, unlabeled=1)
     tree = dump(tiny({**OWN, "data.labeled": "labeled", "data.unlabeled": "unlabeled"}))
     for said in run_ranks(_refusal, tree, str(tmp_path)):
@@ -67,7 +66,7 @@ def test_more_ranks_than_images_is_one_line_on_every_rank(tiny: MakeConfig, tmp_
 def test_other_files_on_another_machine_are_noticed(
     tiny: MakeConfig, tmp_path: Path, change: str
 ) -> None:
-    """Case 7, for files: the same configuration, another list on rank 1."""
+    """The same configuration, another list on rank 1."""
     for rank in range(2):
         tidy(tmp_path / f"{rank}")
     victim = tmp_path / "1/unlabeled/003.jpg"

@@ -73,11 +73,11 @@ def _launch(
     nodes = []
     for rank, inside in enumerate(entered):
         where = ["--hostfile", "hostfile", "--no_ssh", "--node_rank", str(rank)]
-        meet = ["--master_addr", address, "--master_port", str(port)]
+        rendezvous = ["--master_addr", address, "--master_port", str(port)]
         train = [TRAIN, "--config", "tiny.yaml", "train.steps=5", *options]
         nodes.append(
             subprocess.Popen(
-                [*inside, DEEPSPEED, *where, *meet, *train],
+                [*inside, DEEPSPEED, *where, *rendezvous, *train],
                 cwd=folder,
                 env=clean_environment(),
                 stdout=subprocess.PIPE,

@@ -43,7 +43,7 @@ def _run(world_size: int, tree: dict[str, Any], steps: int) -> list[dict[str, An
 def test_two_deepspeed_ranks_take_the_same_steps_as_one(
     tiny: MakeConfig, forward: dict[str, str]
 ) -> None:
-    """Synchronised batch norm and identical views: equal up to rounding (cases 20 and 33)."""
+    """Synchronised batch norm and identical views: equal up to rounding."""
     changes = {"distributed.engine": "deepspeed", "model.activation": "silu", **forward}
     tree = {n: dump(tiny({**changes, "name": f"ranks{n}", "evaluate.every": 2})) for n in (1, 2)}
     (one,), two = _run(1, tree[1], 10), _run(2, tree[2], 10)
@@ -105,7 +105,7 @@ def test_stages_are_bit_equal_and_go_on_with_another_number_of_ranks(tiny: MakeC
 
 
 def test_counts_of_the_unfinished_period_are_not_lost(tiny: MakeConfig) -> None:
-    """Two ranks, saved at step 7 of periods of 5, go on past the update at 10 (cases 25, 26)."""
+    """Two ranks, saved at step 7 of periods of 5, go on past the update at 10."""
     changes = {"model.activation": "silu"}
     expected = on_ranks(2, train, dump(tiny(changes)), 11)[0]
     for ranks_after in (1, 2, 4):
@@ -172,7 +172,7 @@ def _disagree(rank: int, world_size: int, tree: dict[str, Any]) -> str:
 
 
 def test_ranks_with_different_configurations_are_refused(tiny: MakeConfig) -> None:
-    """Case 7: before the first step, on every rank, with both values."""
+    """Before the first step, on every rank, with both values."""
     for message in run_ranks(_disagree, dump(tiny())):
         assert "rank 1 on " in message
         assert "seed 2 against 1" in message

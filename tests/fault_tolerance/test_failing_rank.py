@@ -114,7 +114,7 @@ def test_a_failing_rank_ends_all_and_is_named(
     last: str,
     saved: int,
 ) -> None:
-    """Case 22. `_killed` is what the kernel does to a process that takes too much memory."""
+    """`_killed` is what the kernel does to a process that takes too much memory."""
     config = tiny({"distributed.stall_timeout": 20})
     ranks = CommandRanks(config, tmp_path, change=change)
     assert ranks.wait(60) == codes, ranks.output()
@@ -159,7 +159,7 @@ def test_a_rank_that_hangs_is_named(
 def test_ctrl_c_ends_all_ranks_with_one_line(
     tiny: MakeConfig, tmp_path: Path, to: tuple[int, ...]
 ) -> None:
-    """Case 22: what was saved last still loads."""
+    """What was saved last still loads."""
     config = tiny({"train.steps": 5000, "checkpoint.every": 4})
     ranks = CommandRanks(config, tmp_path)
     ranks.wait_for_checkpoint(4)
@@ -195,7 +195,7 @@ def test_a_wrong_network_interface_is_one_line(tiny: MakeConfig, tmp_path: Path)
 
 
 def test_a_full_disk_stops_both_ranks(tiny: MakeConfig, tmp_path: Path) -> None:
-    """Case 28: the checkpoint before stays, nothing half-written is left, nobody hangs."""
+    """The checkpoint before stays, nothing half-written is left, nobody hangs."""
     config = tiny()
     ranks = CommandRanks(config, tmp_path, change=_no_large_files)
     assert ranks.wait(60) == [FAILED, FAILED], ranks.output()

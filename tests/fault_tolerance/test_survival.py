@@ -23,7 +23,7 @@ MakeConfig = Callable[..., Config]
 
 
 def test_five_kills_of_two_ranks_change_nothing(tmp_path: Path, unbroken: Outcome) -> None:
-    """Cases 24, 26 and 28, with the newest checkpoint damaged once."""
+    """With the newest checkpoint damaged once."""
     config = chaos_config(tmp_path, "killed", steps=40, every=1)
     kills = kill_repeatedly(config, tmp_path / "starts", 5, seed=5, damage=(4,))
     assert len(kills) == 5
@@ -74,7 +74,7 @@ def test_any_number_of_ranks_goes_on_at_every_stage(
     tiny: MakeConfig, goes_on: list[tuple[int, int]]
 ) -> None:
     """Saved by two ranks within a period: weights, EMA, optimizer, priors, counts, step
-    and the next views are the saved ones on one and on four (cases 25 and 29)."""
+    and the next views are the saved ones on one and on four."""
     changes = {"distributed.engine": "deepspeed", "distributed.zero_stage": 1}
     config = tiny(changes)
     on_ranks(2, train, dump(config), 7, build_loader, True)

@@ -84,13 +84,13 @@ def test_labels_that_are_no_integers() -> None:
 def _copied(rank: int, world_size: int) -> list[float]:
     group = dist.new_group([0, 1])
     simpro = SimPro([5, 3, 2], strong_views=1, process_group=group)
-    twin = copy.deepcopy(simpro)
-    twin.accumulate(torch.tensor([rank]), torch.zeros(3))
-    assert not simpro.labeled_count.any() and twin.process_group is group
-    twin.update_priors()
+    copied = copy.deepcopy(simpro)
+    copied.accumulate(torch.tensor([rank]), torch.zeros(3))
+    assert not simpro.labeled_count.any() and copied.process_group is group
+    copied.update_priors()
     with pytest.raises(TypeError, match="process_group= cannot be pickled"):
         pickle.dumps(simpro)
-    return twin.phi.tolist()
+    return copied.phi.tolist()
 
 
 def test_a_copy_counts_for_itself_over_the_same_ranks() -> None:

@@ -259,7 +259,7 @@ def last(config: Config) -> dict[str, Any]:
 def test_resume_needs_no_file_and_notices_another(
     tiny: MakeConfig, weights_file: Path, tmp_path: Path
 ) -> None:
-    """Cases 24 and 29: bit-equal to the unbroken run, whether the file is there, moved or gone."""
+    """Bit-equal to the unbroken run, whether the file is there, moved or gone."""
     keys = {"model.weights": str(weights_file), "train.steps": 6, "checkpoint.every": 100}
     train(tiny({**keys, "name": "unbroken"}))
     config = tiny(keys)

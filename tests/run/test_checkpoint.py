@@ -158,7 +158,7 @@ def _write_forever(folder: Path) -> None:
 
 
 def test_killed_writer_always_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
-    """Case 28: SIGKILL at 20 moments, most of them in the middle of a save."""
+    """SIGKILL at 20 moments, most of them in the middle of a save."""
     generator = torch.Generator().manual_seed(0)
     for delay in (0.1 * torch.rand(20, generator=generator)).tolist():
         writer = os.fork()

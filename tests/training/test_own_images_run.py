@@ -71,7 +71,7 @@ def test_run_without_a_truth(tiny: MakeConfig, root: Path) -> None:
 def test_interrupted_run_equals_the_unbroken_one(
     tiny: MakeConfig, root: Path, tmp_path: Path, kind: str
 ) -> None:
-    """Case 29, from files, from the packed array and from tar shards."""
+    """From files, from the packed array and from tar shards."""
     changes = folders(root)
     if kind == "shards":
         as_shards(root, root / "tars")
@@ -99,7 +99,6 @@ def test_interrupted_run_equals_the_unbroken_one(
 
 
 def test_changed_file_list_is_noticed(tiny: MakeConfig, root: Path) -> None:
-    """Case 29."""
     train(tiny(folders(root, **{"train.steps": 8})))
     (root / "unlabeled/003.jpg").unlink()
     with pytest.raises(UserError, match="trained on another data"):
@@ -142,7 +141,7 @@ def test_without_val(
 
 
 def test_skipped_image_is_counted(tiny: MakeConfig, root: Path) -> None:
-    """Case 3: damaged after the list was made; every image is used in 12 steps."""
+    """Damaged after the list was made; every image is used in 12 steps."""
     config = tiny(folders(root, **{"data.on_bad_image": "skip"}))
     trainer = Trainer(config, start_ranks(config))
     cut(root / "unlabeled/020.jpg", root / "unlabeled/020.jpg", 0.93)
@@ -154,7 +153,7 @@ def test_skipped_image_is_counted(tiny: MakeConfig, root: Path) -> None:
 def test_damaged_files_are_found_skipped_and_trained_without(
     tiny: MakeConfig, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Case 3 from beginning to end."""
+    """A damaged image, from `prepare` to the end of training."""
     cut(root / "labeled/cats/trunc.jpg", root / "labeled/cats/0.jpg")
     (root / "labeled/dogs/empty.jpg").touch()
     (root / "labeled/owls/note.jpg").write_text("a note")
@@ -187,7 +186,7 @@ def test_run_goes_on_after_a_damaged_image(tiny: MakeConfig, root: Path, cure: s
 
 
 def test_class_without_labeled_images_trains_on_request(tiny: MakeConfig, root: Path) -> None:
-    """Case 32: 20 finite steps."""
+    """20 finite steps."""
     shutil.rmtree(root / "labeled/owls")
     (root / "labeled/owls").mkdir()
     config = tiny(folders(root, **{"data.allow_empty_classes": True, "train.steps": 20}))
@@ -201,7 +200,7 @@ def test_class_without_labeled_images_trains_on_request(tiny: MakeConfig, root: 
 def test_from_folders_to_a_trained_model_by_two_commands(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Case 39: prepare writes a configuration that trains."""
+    """`prepare` writes a configuration that trains."""
     shutil.rmtree(root / "unlabeled")
     for i, name in enumerate(("1.jpg", "a b.JPG", "sub/deep.jpeg", "ü.png")):
         kind = "png" if name == "ü.png" else "jpeg"

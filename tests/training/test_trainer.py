@@ -55,7 +55,7 @@ def test_train_step_is_short_and_three_hops_from_the_entry() -> None:
 def test_interrupted_run_equals_the_unbroken_one(
     tiny: MakeConfig, tmp_path: Path, engine: str, optimizer: str
 ) -> None:
-    """Stopped after step 8 of periods of 3, so in the middle of one (cases 26 and 29)."""
+    """Stopped after step 8 of periods of 3, so in the middle of one."""
     changes = {
         "distributed.engine": engine,
         "optim.name": optimizer,
@@ -91,7 +91,7 @@ def test_interrupted_run_equals_the_unbroken_one(
 
 
 def test_metrics_have_every_documented_field(tiny: MakeConfig) -> None:
-    """Case 40: speed, waiting, mask rate, the estimate and its distance, once a period."""
+    """Speed, waiting, mask rate, the estimate and its distance, once a period."""
     config = tiny()
     summary = train(config)
     found = rows(config)
@@ -268,7 +268,7 @@ def test_changed_length_goes_on_with_a_warning(
 
 
 def test_changed_data_is_refused(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Case 29: the fingerprint notices other images under the same configuration."""
+    """The fingerprint notices other images under the same configuration."""
     train(tiny())
     import simpro_fast.training.trainer as module
 
@@ -347,7 +347,7 @@ def test_bad_loss_stops_before_the_weights(tiny: MakeConfig, engine: str) -> Non
 @pytest.mark.parametrize("method", ["simpro", "fixmatch"])
 @pytest.mark.parametrize("recipe", ["released", "paper"])
 def test_nothing_confident_is_harmless(tiny: MakeConfig, method: str, recipe: str) -> None:
-    """Case 31: threshold above 1 for a whole run."""
+    """Threshold above 1 for a whole run."""
     config = tiny({"method.name": method, "method.recipe": recipe, "method.threshold": 1.01})
     train(config)
     for row in rows(config):
@@ -359,7 +359,7 @@ def test_nothing_confident_is_harmless(tiny: MakeConfig, method: str, recipe: st
 
 
 def test_bf16_keeps_state_in_float32(tiny: MakeConfig) -> None:
-    """Case 21: autocast runs on CPU too; only the arithmetic of the layers is bfloat16."""
+    """Autocast runs on CPU too; only the arithmetic of the layers is bfloat16."""
     losses = {}
     for precision in ("fp32", "bf16"):
         config = tiny(

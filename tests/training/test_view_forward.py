@@ -114,7 +114,7 @@ def test_strong_views_that_fail_the_mask_are_not_run() -> None:
 
 @pytest.mark.parametrize("threshold", [1.01, 0.0])
 def test_nobody_and_everybody_confident(threshold: float) -> None:
-    """Case 31: an all-masked step has an unlabeled loss of 0 and gradients from the labeled."""
+    """An all-masked step has an unlabeled loss of 0 and gradients from the labeled."""
     model = network()
     out, passes = run("confident", model, batch(), simpro(threshold))
     strong = 0 if threshold > 1 else VIEWS * IMAGES

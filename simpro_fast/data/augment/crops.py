@@ -24,8 +24,9 @@ def crop_words(
 ) -> np.ndarray:
     """Uniform numbers in [0, 1) for the crops of a step: float64 [num_views * count, 14].
 
-    They are the spare words of the views' draws (draws.py), in the same order: a box depends on
-    (seed, stream, step, position, view) and on the size of its image, on nothing else.
+    They are the spare words of the views' draws (sampling/draws.py), in the same order: a box
+    depends on (seed, stream, step, place in the global batch, view) and on the size of its image,
+    on nothing else.
     """
     words = np.concatenate(
         [

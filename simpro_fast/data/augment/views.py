@@ -1,7 +1,7 @@
 """The plan of a step's views on the host, and the two makers of views that follow it.
 
 Small pictures on a GPU come from one launch that also normalises them; all others are made by the
-eager twin of that kernel as uint8, and the pipeline normalises them.
+eager reference of that kernel as uint8, and the pipeline normalises them.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class FusedViews:
 
 
 class EagerViews:
-    """uint8 views from the eager twin, on the CPU with the work shared among threads.
+    """uint8 views from the eager reference, on the CPU with the work shared among threads.
 
     Torch operations on so small pictures leave other cores idle; each thread makes every n-th view,
     so that weak and strong ones are shared alike.

@@ -22,7 +22,7 @@ Stats = tuple[float, float, float]
 
 @dataclass(frozen=True, eq=False)
 class ArrayDataset:
-    """A data set held in memory.
+    """A data set behind arrays: in memory, memory-mapped, or files that are decoded when asked for.
 
     The labeled and the unlabeled set are both cut out of `images`, unless the set was published
     with an unlabeled part of its own (`unlabeled_images`). A set without a test part has
@@ -60,12 +60,12 @@ class ArrayDataset:
 
     @property
     def unlabeled_pool(self) -> np.ndarray:
-        """The images that `Split.unlabeled` counts."""
+        """The images that the dataset rows in `Split.unlabeled` count."""
         return self.images if self.unlabeled_images is None else self.unlabeled_images
 
     @property
     def test_part(self) -> tuple[np.ndarray, np.ndarray]:
-        """The images and labels that `Split.test` counts."""
+        """The images and labels that the dataset rows in `Split.test` count."""
         if self.test_images is None or self.test_labels is None:
             return self.images, self.labels
         return self.test_images, self.test_labels
@@ -105,15 +105,15 @@ class Rows:
 
     ndim = 4
 
-    def __init__(self, images: np.ndarray, rows: np.ndarray) -> None:
-        self._images, self._rows = images, rows
-        self.dtype, self.shape = images.dtype, (len(rows), *images.shape[1:])
+    def __init__(self, images: np.ndarray, dataset_rows: np.ndarray) -> None:
+        self._images, self._dataset_rows = images, dataset_rows
+        self.dtype, self.shape = images.dtype, (len(dataset_rows), *images.shape[1:])
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._dataset_rows)
 
     def __getitem__(self, index: slice) -> np.ndarray:
-        return np.asarray(self._images[self._rows[index]])
+        return np.asarray(self._images[self._dataset_rows[index]])
 
 
 def checked_labels(labels: Any, count: int, num_classes: int, source: str) -> np.ndarray:

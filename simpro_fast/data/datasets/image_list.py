@@ -1,7 +1,7 @@
 """A user's own images as a data set: `data.name: images`.
 
 Pictures stay in their files (or in the packed array); what is held in memory is the list. Rows of
-the list take the place of array indices, so that splits, draws and reports work as for arrays.
+the list are the dataset rows, so that splits, draws and reports work as for arrays.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KEPT_BYTES = 1 << 30
 class FileImages:
     """Image files behind the few operations of an array that evaluation and reports use.
 
-    An index gives uint8 [n, size, size, 3]: the largest centred square of each file (boxes.py),
+    An index gives uint8 [n, size, size, 3]: the largest centred square of each file (crops.py),
     decoded in threads when asked for. Up to 1 GiB of decoded squares is kept, so that a test set
     is usually decoded once. `rows` are those of a manifest; members of shards are files here.
     """
@@ -73,16 +73,16 @@ class FileImages:
             out[place] = fresh[file] if file in fresh else self._kept[file]
         return out
 
-    def subset(self, indices: np.ndarray) -> FileImages:
+    def subset(self, dataset_rows: np.ndarray) -> FileImages:
         """Some of the files; nothing is decoded."""
-        return FileImages([self.rows[i] for i in indices], self.shape[1], self._kept)
+        return FileImages([self.rows[i] for i in dataset_rows], self.shape[1], self._kept)
 
 
-def select(images: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """`images[indices]`, without decoding or copying them all at once."""
+def select(images: np.ndarray, dataset_rows: np.ndarray) -> np.ndarray:
+    """`images[dataset_rows]`, without decoding or copying them all at once."""
     if isinstance(images, FileImages):
-        return cast(np.ndarray, images.subset(indices))
-    return cast(np.ndarray, Rows(images, indices))
+        return cast(np.ndarray, images.subset(dataset_rows))
+    return cast(np.ndarray, Rows(images, dataset_rows))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

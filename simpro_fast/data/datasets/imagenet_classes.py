@@ -133,7 +133,7 @@ def merged(
 def head_first(
     labels: np.ndarray, test_labels: np.ndarray, names: tuple[str, ...], sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Number the classes anew by descending size; equal ones keep their order.
+    """Renumber the classes by descending size; equal ones keep their order.
 
     Labels, test labels and names change together, and everything that counts labels (splits,
     priors) comes after, so that no prior can belong to another class.

@@ -92,7 +92,7 @@ def _cached(source: Path, side: int, folder: Path) -> dict[str, np.ndarray]:
         pass
     except BROKEN:
         logger.warning("%s is damaged; it is made again", path)
-    logger.info("stl10: reading %s at %d px, to be kept in %s", source, side, path)
+    logger.info("stl10: resizing %s to %d px, stored in %s", source, side, path)
     parts = _read(source, side)
     try:
         with replacing(path) as kept:

@@ -107,7 +107,7 @@ def check_images(
 
 
 def nothing_to_learn_from(checked: Checked) -> str | None:
-    """The first class that has a name but no usable labeled image, or an empty heap, as a line."""
+    """One line: the first class without a usable labeled image, or an empty unlabeled set."""
     counts = checked.counts()["labeled"]
     for name in checked.manifest.class_names:
         if not counts[name]:
@@ -153,18 +153,18 @@ def _duplicate(
     row: Row, evaluated: dict[str, Row], labeled: dict[str, Row], contradicted: dict[str, Row]
 ) -> str | None:
     """What is wrong with a readable image's content; the tables go from content to image."""
-    test, twin = evaluated.get(row.sha256), labeled.get(row.sha256)
+    test, same = evaluated.get(row.sha256), labeled.get(row.sha256)
     if row.split in EVALUATED:
         if test is not None and test.label != row.label:
             return f"{test.image} has the same content and the label {test.label!r}"
     elif test is not None:
         return f"leaks the {test.split} image {test.image}"
-    elif twin is not None and row.sha256 in contradicted:
+    elif same is not None and row.sha256 in contradicted:
         if row.split == "labeled":
-            other = contradicted[row.sha256] if row.label == twin.label else twin
+            other = contradicted[row.sha256] if row.label == same.label else same
             return f"{other.image} has the same content and the label {other.label!r}"
-    elif row.split == "unlabeled" and twin is not None and _key(twin) != _key(row):
-        return f"also labeled as {twin.image}"
+    elif row.split == "unlabeled" and same is not None and _key(same) != _key(row):
+        return f"also labeled as {same.image}"
     return None
 
 

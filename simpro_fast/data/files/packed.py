@@ -2,7 +2,7 @@
 
 `packed_<px>.npy` is uint8 [N, px, px, 3], one image per usable row of the manifest, in its order;
 `packed_<px>.json` beside it is the index: the manifest's fingerprint, the size and the number of
-images. Pictures are the largest centred square, scaled by the rule of boxes.py.
+images. Pictures are the largest centred square, scaled by the rule of augment/crops.py.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class ArrayLoader:
             self.close()
 
     def _make_views(self) -> list[torch.Tensor]:
-        """Views of the next step, rows in the order of `Batch.views`, in equal parts."""
+        """Views of the next step, in the order of `Batch.views`, in equal parts."""
         step, augment = self._next_made, self._augment
         try:
             draws = self._draws(step)
@@ -169,13 +169,17 @@ class ArrayLoader:
         self._labels.append(_Labels(step, labels))
         self._next_made += 1
         assert self._resident is not None  # it outlives the pipeline
-        images, rows = self._resident.gather(draws.labeled_positions, draws.unlabeled_positions)
-        plan[:, IMAGE] = rows[plan[:, IMAGE]]
+        images, device_rows = self._resident.gather(
+            draws.labeled_positions, draws.unlabeled_positions
+        )
+        plan[:, IMAGE] = device_rows[plan[:, IMAGE]]
         return self._maker(images, plan)
 
     def _labels_of(self, draws: StepDraws) -> torch.Tensor:
-        targets = self._dataset.labels[self._split.labeled[draws.labeled_positions]]
-        truth = self._dataset.unlabeled_truth(self._split.unlabeled[draws.unlabeled_positions])
+        labeled_rows = self._split.labeled[draws.labeled_positions]
+        unlabeled_rows = self._split.unlabeled[draws.unlabeled_positions]
+        targets = self._dataset.labels[labeled_rows]
+        truth = self._dataset.unlabeled_truth(unlabeled_rows)
         labels = torch.from_numpy(np.concatenate([targets, truth]))
         return labels.pin_memory() if self._device.type == "cuda" else labels
 

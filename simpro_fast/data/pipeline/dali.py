@@ -1,7 +1,7 @@
-"""The DALI graph of a training step from arrays, and the parts it shares with image_graph.py.
+"""The DALI graph of a training step from arrays, and the parts it shares with file_graph.py.
 
-All randomness comes in from outside (draws.py), so a graph has no random operator and no seed. The
-same functions serve CPU and GPU.
+All randomness comes in from outside (sampling/draws.py), so a graph has no random operator and no
+seed. The same functions serve CPU and GPU.
 """
 
 from __future__ import annotations

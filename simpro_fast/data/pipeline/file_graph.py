@@ -1,7 +1,7 @@
 """The DALI graph of a training step from image files: each is read and decoded once.
 
 A data set of plain files names them to the graph, which reads them. Where some lie in tar shards,
-the host reads them all by offset (`EncodedReader`) and the graph gets their bytes; what comes
+the host reads them all by offset (`encoded_array`) and the graph gets their bytes; what comes
 after is the same.
 """
 
@@ -70,7 +70,7 @@ def decode(
 
 
 def crop_view(images: Any, start: Any, end: Any, mirror: Any, *, size: int) -> Any:
-    """Scale a float box to uint8 [size, size, 3] by the rule of boxes.py, then mirror."""
+    """Scale a float box to uint8 [size, size, 3] by the rule of augment/crops.py, then mirror."""
     fn, types, _ = import_dali()
     crop = fn.resize(
         images,

@@ -51,10 +51,10 @@ class _Prepared:
     """A step whose inputs the pipeline has taken, or is about to take."""
 
     step: int
-    indices: np.ndarray
-    """int64 [b + m]: rows of the data set."""
+    dataset_rows: np.ndarray
+    """int64 [b + m], labeled ones first."""
     replaced: int
-    """How many of them stand in for a damaged image."""
+    """How many of them replace a damaged image."""
     inputs: tuple[Any, ...]
     """The images (paths, or futures of lists of their bytes), their listed heights and widths, then
     each view's `VIEW_INPUTS`."""
@@ -68,7 +68,7 @@ class FileLoader:
     """One rank's batches from files; implements `loader.Loader`.
 
     A damaged file stops the run, or with on_bad_image=skip another image of the same set (of the
-    same class, if labeled) takes its place: a pure function of seed, step, position and attempt,
+    same class, if labeled) takes its place: a pure function of seed, step, place and attempt,
     so that ranks and resumed runs agree without talking. A file that is gone, or is another one
     than was listed, always stops it.
 
@@ -117,9 +117,9 @@ class FileLoader:
         self._ahead: deque[_Prepared] = deque()
         self._waiting: deque[_Prepared] = deque()
         self._failure: str | None = None
-        self._bad: set[int] = set()
+        self._bad: set[int] = set()  # dataset rows
         self.replaced = 0
-        """Images of the batches handed out so far that stand in for a damaged one."""
+        """Images of the batches returned so far that replace a damaged one."""
         # See ArrayLoader: this thread's pool of torch threads must exist before the pipeline's.
         torch.get_num_threads()
         self._readers: ThreadPoolExecutor | None = None
@@ -144,7 +144,7 @@ class FileLoader:
         parts += [view[b:] for view in outputs]
         # The copy also ends the dependence on the pipeline's memory.
         views = torch.cat(parts).permute(0, 3, 1, 2)
-        targets, truth = np.split(labels[prepared.indices], [b])
+        targets, truth = np.split(labels[prepared.dataset_rows], [b])
         return Batch(
             step=step,
             views=views,
@@ -246,7 +246,7 @@ class FileLoader:
         return found
 
     def _images(self, draws: StepDraws) -> tuple[np.ndarray, int]:
-        """Data set rows int64 [b + m] of a step with damaged ones replaced, and how many were."""
+        """Dataset rows int64 [b + m] of a step with damaged ones replaced, and how many were."""
         indices = np.concatenate(
             [
                 self._split.labeled[draws.labeled_positions],
@@ -259,21 +259,21 @@ class FileLoader:
         b = self._layout.labeled
         for j in bad:
             kind = int(j >= b)
-            position = self._rank * (self._layout.unlabeled if kind else b) + j - kind * b
-            indices[j] = self._replacement(draws.step, kind, position, int(indices[j]))
+            place = self._rank * (self._layout.unlabeled if kind else b) + j - kind * b
+            indices[j] = self._replacement(draws.step, kind, place, int(indices[j]))
         return indices, len(bad)
 
-    def _replacement(self, step: int, kind: int, position: int, index: int) -> int:
-        """Another image in place of row `index` at a global position of a step."""
+    def _replacement(self, step: int, kind: int, place: int, dataset_row: int) -> int:
+        """Another dataset row for a place in the global batch of a step."""
         members = (self._split.labeled, self._split.unlabeled)[kind]
         if kind == 0:
-            members = members[self._dataset.labels[members] == self._dataset.labels[index]]
+            members = members[self._dataset.labels[members] == self._dataset.labels[dataset_row]]
         for attempt in range(ATTEMPTS):
             word = raw_words(
                 self._seed,
                 Stream.REPLACEMENT,
                 step,
-                start_block=position,
+                start_block=place,
                 count=1,
                 lane=2 * attempt + kind,
             )
@@ -281,8 +281,8 @@ class FileLoader:
             if candidate not in self._bad:
                 return candidate
         raise UserError(
-            f"{self._rows[index].image} is damaged, and so are {ATTEMPTS} {_KINDS[kind]} images "
-            "drawn in its place; repair the data set"
+            f"{self._rows[dataset_row].image} is damaged, and so are {ATTEMPTS} {_KINDS[kind]} "
+            "images drawn in its place; repair the data set"
         )
 
     def _source(self) -> tuple[Any, ...]:
@@ -303,11 +303,11 @@ class FileLoader:
             images = [image for part in images for image in part.result()]
         return images, *parameters
 
-    def _boxes(self, step: int, kind: int, indices: np.ndarray) -> np.ndarray:
-        """Crops float64 [views * n, 4] of one kind of images, view-major."""
+    def _boxes(self, step: int, kind: int, dataset_rows: np.ndarray) -> np.ndarray:
+        """Crops float64 [views * n, 4] of one kind of images (int64 [n]), view-major."""
         layout, data = self._layout, self._data
         num_views = (layout.labeled_views, 1 + layout.strong_views)[kind]
-        count = len(indices)
+        count = len(dataset_rows)
         draws = crop_words(
             self._seed,
             (Stream.AUGMENT_LABELED, Stream.AUGMENT_UNLABELED)[kind],
@@ -319,7 +319,7 @@ class FileLoader:
         boxes = []
         for view, part in enumerate(np.split(draws, num_views)):
             scale = data.strong_scale if view else data.weak_scale
-            width, height = self._width[indices], self._height[indices]
+            width, height = self._width[dataset_rows], self._height[dataset_rows]
             boxes.append(random_crops(part, width, height, scale=scale, ratio=data.crop_ratio))
         return np.concatenate(boxes)
 

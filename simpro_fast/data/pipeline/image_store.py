@@ -25,7 +25,7 @@ _CHUNK = 4096
 
 
 class ImageStore:
-    """Gathers the images of a step by position in the split's index lists.
+    """Gathers the images of a step.
 
     Args:
         resident: the key `data.resident`; on a CPU the images are always on the host.
@@ -43,41 +43,52 @@ class ImageStore:
         resident: str,
     ) -> None:
         self._labeled, self._unlabeled = dataset.images, dataset.unlabeled_pool
-        self._labeled_rows, self._unlabeled_rows = split.labeled, split.unlabeled
+        self._dataset_rows = split.labeled, split.unlabeled
         self._side, self._device = dataset.image_size, device
         self._on_device: Tensor | None = None
+        self._device_rows: tuple[np.ndarray, np.ndarray]
         if device.type == "cuda" and resident != "host":
             self._move_to_device(required=resident == "device")
 
-    def gather(self, labeled: np.ndarray, unlabeled: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """The images at some positions of both lists.
+    def gather(
+        self, labeled_positions: np.ndarray, unlabeled_positions: np.ndarray
+    ) -> tuple[Tensor, np.ndarray]:
+        """The images of a step on the device.
 
         Args:
-            labeled, unlabeled: int64 [b] and [m] positions in the index lists of the split.
+            labeled_positions: int64 [b] in `Split.labeled`.
+            unlabeled_positions: int64 [m] in `Split.unlabeled`.
 
         Returns:
-            images uint8 [n, H, W, 3] on the device, and the row in them of every position,
-            int64 [b + m], labeled ones first. All images that lie on a GPU, or just those asked
-            for.
+            images uint8 [n, H, W, 3] on the device: all that are resident on a GPU, else just those
+            asked for.
+            device_rows int64 [b + m]: the row of each position in them, labeled ones first.
         """
-        rows = self._labeled_rows[labeled], self._unlabeled_rows[unlabeled]
         if self._on_device is not None:
-            return self._on_device, np.concatenate(rows)
-        images = np.concatenate([self._labeled[rows[0]], self._unlabeled[rows[1]]])
+            labeled, unlabeled = self._device_rows
+            device_rows = [labeled[labeled_positions], unlabeled[unlabeled_positions]]
+            return self._on_device, np.concatenate(device_rows)
+        labeled, unlabeled = self._dataset_rows
+        images = np.concatenate(
+            [
+                self._labeled[labeled[labeled_positions]],
+                self._unlabeled[unlabeled[unlabeled_positions]],
+            ]
+        )
         gathered = torch.from_numpy(images)
         if self._device.type == "cuda":
             gathered = gathered.pin_memory().to(self._device, non_blocking=True)
         return gathered, np.arange(len(gathered))
 
     def _move_to_device(self, *, required: bool) -> None:
-        used, labeled, unlabeled = self._used()
+        used, *device_rows = self._used()
         size = (len(used[0]) + len(used[1])) * self._side**2 * 3
         free, _ = torch.cuda.mem_get_info(self._device)
         if size > (free if required else DEVICE_SHARE * free):
             sizes = f"{size / 2**30:.1f} GiB of images, {free / 2**30:.1f} GiB free on the GPU"
             if required:
                 raise ConfigError(f"data.resident=device: {sizes}; set data.resident=auto")
-            logger.info("%s: they stay on the host and are sent batch by batch", sizes)
+            logger.info("%s: they stay on the host, and each batch is copied", sizes)
             return
         resident = torch.empty(
             (len(used[0]) + len(used[1]), self._side, self._side, 3),
@@ -85,18 +96,19 @@ class ImageStore:
             device=self._device,
         )
         start = 0
-        for images, rows in zip((self._labeled, self._unlabeled), used, strict=True):
-            for first in range(0, len(rows), _CHUNK):
-                part = torch.from_numpy(np.asarray(images[rows[first : first + _CHUNK]]))
+        for images, dataset_rows in zip((self._labeled, self._unlabeled), used, strict=True):
+            for first in range(0, len(dataset_rows), _CHUNK):
+                part = torch.from_numpy(np.asarray(images[dataset_rows[first : first + _CHUNK]]))
                 resident[start : start + len(part)].copy_(part)
                 start += len(part)
-        self._on_device, self._labeled_rows, self._unlabeled_rows = resident, labeled, unlabeled
+        self._on_device, self._device_rows = resident, (device_rows[0], device_rows[1])
 
     def _used(self) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]:
-        """Rows of both pools that the split uses, each once, and where they will be found."""
-        labeled, unlabeled = self._labeled_rows, self._unlabeled_rows
+        """Dataset rows of both pools that the split uses, each once, then the device rows of the
+        labeled and of the unlabeled positions."""
+        labeled, unlabeled = self._dataset_rows
         if self._labeled is not self._unlabeled:
-            places = np.arange(len(labeled) + len(unlabeled))
-            return (labeled, unlabeled), places[: len(labeled)], places[len(labeled) :]
-        used, places = np.unique(np.concatenate([labeled, unlabeled]), return_inverse=True)
-        return (used, unlabeled[:0]), places[: len(labeled)], places[len(labeled) :]
+            rows = np.arange(len(labeled) + len(unlabeled))
+            return (labeled, unlabeled), rows[: len(labeled)], rows[len(labeled) :]
+        used, rows = np.unique(np.concatenate([labeled, unlabeled]), return_inverse=True)
+        return (used, unlabeled[:0]), rows[: len(labeled)], rows[len(labeled) :]

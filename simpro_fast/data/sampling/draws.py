@@ -1,4 +1,7 @@
-"""All randomness of the data: pure functions of (seed, stream, step, position).
+"""All randomness of the data: pure functions of (seed, stream, step, place).
+
+A place is a number in the endless stream of draws, or in the global batch of one step; what is
+drawn are positions in the lists of the split.
 
 Numbers come from numpy's Philox-4x64 (Salmon et al., "Parallel random numbers: as easy as
 1, 2, 3", SC 2011) as raw 64-bit words. The key is (seed, stream); the 256-bit counter is
@@ -26,7 +29,7 @@ from simpro_fast.data.batch import AugmentConfig
 Array = np.ndarray
 
 WORDS_PER_VIEW = 12
-"""64-bit words of a view, a multiple of 4: 5 for the policy, 7 for crops of files (boxes.py)."""
+"""64-bit words of a view, a multiple of 4: 5 for the policy, 7 for crops of files (crops.py)."""
 STORED_PERMUTATION_MAX = 1 << 20
 """Largest set whose permutation of a pass is kept in memory (8 bytes an image)."""
 
@@ -95,7 +98,7 @@ def below(u32: Array, n: int | Array) -> Array:
 
 
 class Permutation:
-    """A keyed pseudo-random permutation of 0..n-1, evaluated at any positions.
+    """A keyed pseudo-random permutation of 0..n-1, evaluated at any places.
 
     Small sets: the stable argsort of Philox words. Large ones: a balanced Feistel network on the
     next even number of bits, re-applied while it leaves the range ("cycle walking", Black and
@@ -125,11 +128,11 @@ class Permutation:
                 seed, stream, pass_index, count=self.ROUNDS, purpose=_Purpose.ROUND_KEYS
             )
 
-    def __call__(self, positions: Array) -> Array:
-        """Images int64 at `positions` (int64, each in 0..n-1)."""
+    def __call__(self, places: Array) -> Array:
+        """Positions int64 in a list of n images, for the places (int64, 0..n-1) of a pass."""
         if self._order is not None:
-            return self._order[positions]
-        values = self._feistel(positions.astype(np.uint64))
+            return self._order[places]
+        values = self._feistel(places.astype(np.uint64))
         outside = np.flatnonzero(values >= self.n)
         while outside.size:
             values[outside] = self._feistel(values[outside])
@@ -168,14 +171,14 @@ class ShuffledOrder:
         self._passes: OrderedDict[int, Permutation] = OrderedDict()
 
     def __call__(self, start: int, count: int) -> Array:
-        """Images int64 [count] at global positions start..start+count-1."""
+        """Positions int64 [count] in the list, for places start..start+count-1 of the stream."""
         parts = []
-        position, end = start, start + count
-        while position < end:
-            pass_index, offset = divmod(position, self.n)
-            length = min(self.n - offset, end - position)
+        place, end = start, start + count
+        while place < end:
+            pass_index, offset = divmod(place, self.n)
+            length = min(self.n - offset, end - place)
             parts.append(self._pass(pass_index)(np.arange(offset, offset + length)))
-            position += length
+            place += length
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def _pass(self, index: int) -> Permutation:
@@ -230,7 +233,7 @@ def augment_params(
     num_views: int,
     augment: AugmentConfig,
 ) -> AugmentParams:
-    """Parameters of `num_views` views of the positions start..start+count-1 of a step.
+    """Parameters of the views of the places start..start+count-1 in the global batch of a step.
 
     Rows are view-major, [num_views * count]. View v has its own lane of the counter, so that
     neither the number of views nor the batch size changes what a view gets.
@@ -274,9 +277,9 @@ class StepDraws:
 
     step: int
     labeled_positions: Array
-    """int64 [b]: places in the labeled list of the split."""
+    """int64 [b] in `Split.labeled`."""
     unlabeled_positions: Array
-    """int64 [m]: places in the unlabeled list of the split."""
+    """int64 [m] in `Split.unlabeled`."""
     labeled_views: AugmentParams
     """[L*b] rows, view-major; view 0 is the weak one."""
     unlabeled_views: AugmentParams
@@ -288,8 +291,8 @@ class StepSampler:
 
     Args:
         seed: of the run; every stream follows from it.
-        labeled_order: of the labeled index list, see `sampling.labeled_order`.
-        num_unlabeled: length M of the unlabeled index list.
+        labeled_order: of the positions in `Split.labeled`, see `sampling.labeled_order`.
+        num_unlabeled: length M of `Split.unlabeled`.
         labeled, unlabeled: images per rank and step (b, m).
         labeled_views: L, views of a labeled image. strong_views: V of an unlabeled one.
         rank: this rank's slice of the global batch.

@@ -25,7 +25,8 @@ _MASK32 = np.uint64(0xFFFFFFFF)
 _CHUNK = 1 << 20
 
 Order = Callable[[int, int], Array]
-"""(start, count) -> images int64 [count] at the global positions start..start+count-1."""
+"""(start, count) -> labeled positions int64 [count] for the places start..start+count-1 of the
+stream."""
 
 
 def class_weights(data: DataConfig, counts: Array) -> Array:
@@ -48,14 +49,14 @@ def class_weights(data: DataConfig, counts: Array) -> Array:
 
 
 class ClassFirstOrder:
-    """A class first, then an image of it, independently for each position.
+    """A class first, then an image of it, independently for each place in the stream.
 
     Class weights become thresholds on a 32-bit word, the cumulative shares times 2^32 rounded down,
     so that a choice is one comparison of integers: a class gets its probability within 2^-32.
     The image within the class is uniform by (u * n) >> 32, see `draws`.
 
     Args:
-        labels: int64 [N], 0..K-1.
+        labels: int64 [N], 0..K-1, of the labeled positions.
         weights: float64 [K], not negative; 0 where a class has no image.
     """
 
@@ -65,14 +66,14 @@ class ClassFirstOrder:
         self._counts = counts[self._classes]
         if not self._counts.all():
             raise ValueError("a class without images has a weight")
-        self._members = np.argsort(labels, kind="stable")
+        self._positions = np.argsort(labels, kind="stable")
         self._starts = (np.cumsum(counts) - counts)[self._classes]
         cumulative = np.cumsum(weights[self._classes])
         self._thresholds = np.floor(cumulative / cumulative[-1] * 2.0**32).astype(np.uint64)
         self._seed = seed
 
     def __call__(self, start: int, count: int) -> Array:
-        """Images int64 [count] at global positions start..start+count-1."""
+        """Labeled positions int64 [count] for the places start..start+count-1 of the stream."""
         first_block = start // 4
         words = raw_words(
             self._seed,
@@ -83,11 +84,11 @@ class ClassFirstOrder:
         )[start - 4 * first_block :]
         chosen = np.searchsorted(self._thresholds, words & _MASK32, side="right")
         within = below(words >> np.uint64(32), self._counts[chosen])
-        return self._members[self._starts[chosen] + within]
+        return self._positions[self._starts[chosen] + within]
 
 
 def labeled_order(data: DataConfig, labels: Array, num_classes: int, seed: int) -> Order:
-    """The order of the labeled images under `data.sampling`; labels int64 [N] in list order."""
+    """The order under `data.sampling`; labels int64 [N] of the labeled positions."""
     if data.sampling == "shuffle":
         return ShuffledOrder(len(labels), seed, Stream.ORDER_LABELED)
     counts = np.bincount(labels, minlength=num_classes)

@@ -35,9 +35,9 @@ def make_split(data: DataConfig, dataset: ArrayDataset, seed: int) -> Split:
             f"data.overlap=true: {dataset.name} has an unlabeled part of its own, which does not "
             "hold the labeled images; leave it out"
         )
-    by_class = _indices_by_class(dataset.labels, dataset.num_classes)
-    held_out = _held_out(data, dataset, by_class)
-    rest = [own[: len(own) - len(held)] for own, held in zip(by_class, held_out, strict=True)]
+    rows_by_class = _rows_by_class(dataset.labels, dataset.num_classes)
+    held_out = _held_out(data, dataset, rows_by_class)
+    rest = [own[: len(own) - len(held)] for own, held in zip(rows_by_class, held_out, strict=True)]
     labeled, unlabeled = wanted_counts(data, [len(own) for own in rest], dataset.class_names, seed)
     if own_pool:
         unlabeled = [0] * dataset.num_classes
@@ -67,30 +67,31 @@ def make_split(data: DataConfig, dataset: ArrayDataset, seed: int) -> Split:
     )
 
 
-def _indices_by_class(labels: np.ndarray, num_classes: int) -> list[np.ndarray]:
-    """Ascending positions of each class."""
+def _rows_by_class(labels: np.ndarray, num_classes: int) -> list[np.ndarray]:
+    """Dataset rows of each class, int64, ascending."""
     order = np.argsort(labels, kind="stable").astype(np.int64)
     borders = np.searchsorted(labels[order], np.arange(num_classes + 1))
     return [order[borders[k] : borders[k + 1]] for k in range(num_classes)]
 
 
 def _held_out(
-    data: DataConfig, dataset: ArrayDataset, by_class: list[np.ndarray]
+    data: DataConfig, dataset: ArrayDataset, rows_by_class: list[np.ndarray]
 ) -> list[np.ndarray]:
-    """The last `data.test_per_class` images of each class, of a set without a test part."""
+    """Dataset rows of the last `data.test_per_class` images of each class, for a set without a test
+    part."""
     if dataset.test_labels is not None:
-        return [indices[:0] for indices in by_class]
+        return [dataset_rows[:0] for dataset_rows in rows_by_class]
     if data.test_per_class is None:
         raise ConfigError(
             f"{dataset.name} has no test part; set data.test_per_class, for example 40"
         )
-    for k, indices in enumerate(by_class):
-        if len(indices) < data.test_per_class:
+    for k, dataset_rows in enumerate(rows_by_class):
+        if len(dataset_rows) < data.test_per_class:
             raise ConfigError(
                 f"class {k} ({dataset.class_names[k]}): {data.test_per_class} test images wanted, "
-                f"{len(indices)} found; lower data.test_per_class"
+                f"{len(dataset_rows)} found; lower data.test_per_class"
             )
-    return [indices[len(indices) - data.test_per_class :] for indices in by_class]
+    return [own[len(own) - data.test_per_class :] for own in rows_by_class]
 
 
 def _refuse_empty(

@@ -111,7 +111,7 @@ def wanted_counts(
             k = short[0]
             logger.warning(
                 "%d of %d classes hold fewer images than the long tail asks for (class %d, %s: %d "
-                "wanted, %d found); their unlabeled images are what there is",
+                "wanted, %d found); these have fewer unlabeled images",
                 *(len(short), num_classes, k, class_names[k], listed[k], available[k]),
                 extra=FOUND_BY_ALL,
             )

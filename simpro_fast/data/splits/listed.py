@@ -1,4 +1,4 @@
-"""Splits that are given, not drawn: by a file of index lists, or by the folders of own images."""
+"""Splits that are given, not drawn: by a file of dataset rows, or by the folders of own images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from simpro_fast.errors import ConfigError, UserError
 
 
 def listed_split(data: DataConfig, dataset: ArrayDataset) -> Split:
-    """Index lists as the files are sorted into folders; without val, some labeled ones held out.
+    """Dataset rows as the files are sorted into folders; without val, some labeled ones held out.
 
     The held-out images are the first of each class in the order of a hash of their names: the
     same whatever the seed and wherever the files lie, and not simply the oldest or the newest.
@@ -47,9 +47,9 @@ def listed_split(data: DataConfig, dataset: ArrayDataset) -> Split:
 
 
 def _hold_out(
-    per_class: int, dataset: ImageListDataset, labeled: np.ndarray
+    per_class: int, dataset: ImageListDataset, labeled_rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(kept, held out): no content is in both, so further copies of a held-out image go."""
+    """Dataset rows (kept, held out); no content is in both: copies of held-out images go."""
     kept, held = [], []
     rows = dataset.manifest.rows
 
@@ -59,7 +59,7 @@ def _hold_out(
         return digest, rows[i].path, rows[i].member
 
     for k, name in enumerate(dataset.class_names):
-        members = sorted(labeled[dataset.labels[labeled] == k], key=order)
+        members = sorted(labeled_rows[dataset.labels[labeled_rows] == k], key=order)
         contents = _contents([rows[i] for i in members])
         firsts = dict(zip(reversed(contents), reversed(members), strict=True))
         distinct = list(dict.fromkeys(contents))
@@ -94,7 +94,7 @@ def _contents(rows: Sequence[Row]) -> list[str]:
 
 
 def split_from_file(data: DataConfig, path: Path, dataset: ArrayDataset) -> Split:
-    """Take index lists made elsewhere; without a list `test`, all of the set's test part."""
+    """Take dataset rows chosen elsewhere; without a list `test`, all of the set's test part."""
     sizes = {name: len(dataset.labels) for name in LISTS}
     sizes["unlabeled"] = len(dataset.unlabeled_pool)
     if dataset.test_labels is not None:
@@ -134,8 +134,10 @@ def split_from_file(data: DataConfig, path: Path, dataset: ArrayDataset) -> Spli
     return split
 
 
-def _refuse_shared(path: Path, a: np.ndarray, b: np.ndarray, names: str, cure: str) -> None:
-    shared = np.intersect1d(a, b)
+def _refuse_shared(
+    path: Path, dataset_rows: np.ndarray, others: np.ndarray, names: str, cure: str
+) -> None:
+    shared = np.intersect1d(dataset_rows, others)
     if len(shared):
         raise UserError(
             f"{path}: {names} share {len(shared)} images (first: {shared[0]}); use {cure}"
@@ -143,7 +145,7 @@ def _refuse_shared(path: Path, a: np.ndarray, b: np.ndarray, names: str, cure: s
 
 
 def test_part(data: DataConfig, dataset: ArrayDataset) -> np.ndarray:
-    """The set's test images, ascending: all, or `data.test_per_class` of each class.
+    """Dataset rows of the test part, int64, ascending: all, or `data.test_per_class` of each class.
 
     Which ones is decided by a fixed sequence, so that runs of all seeds are tested alike.
     """

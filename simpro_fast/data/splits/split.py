@@ -22,14 +22,17 @@ LISTS = ("labeled", "unlabeled", "test")
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Index lists of one experiment; class-major and ascending unless they came from a file."""
+    """Dataset rows of one experiment; class-major and ascending unless they came from a file.
+
+    A place in such a list is a labeled or an unlabeled position, see docs/architecture.md.
+    """
 
     labeled: np.ndarray
-    """int64 [N] into the data set's `images`."""
+    """int64 [N] dataset rows of `images`."""
     unlabeled: np.ndarray
-    """int64 [M] into `images`, or into `unlabeled_images` where the set has such a part."""
+    """int64 [M] dataset rows of `images`, or of `unlabeled_images` where the set has them."""
     test: np.ndarray
-    """int64 [T] into `test_images`, or into `images` where the set has no test part."""
+    """int64 [T] dataset rows of `test_images`, or of `images` where the set has no test part."""
     labeled_counts: tuple[int, ...]
     """Per class."""
     unlabeled_counts: tuple[int, ...] | None
@@ -42,8 +45,8 @@ class Split:
     def hash(self) -> str:
         """sha256 over the little-endian int64 lists labeled, unlabeled, test."""
         digest = hashlib.sha256()
-        for indices in (self.labeled, self.unlabeled, self.test):
-            digest.update(np.ascontiguousarray(indices, dtype="<i8").data)
+        for dataset_rows in (self.labeled, self.unlabeled, self.test):
+            digest.update(np.ascontiguousarray(dataset_rows, dtype="<i8").data)
         return digest.hexdigest()
 
     def summary(self) -> str:
@@ -56,22 +59,22 @@ class Split:
 
 
 def with_counts(
-    labeled: np.ndarray,
-    unlabeled: np.ndarray,
-    test: np.ndarray,
+    labeled_rows: np.ndarray,
+    unlabeled_rows: np.ndarray,
+    test_rows: np.ndarray,
     dataset: ArrayDataset,
     overlap: bool,
 ) -> Split:
     """The split of these dataset rows (int64, as in `Split`), with its images per class."""
     test_source = dataset.labels if dataset.test_labels is None else dataset.test_labels
-    truth = dataset.unlabeled_truth(unlabeled)
+    truth = dataset.unlabeled_truth(unlabeled_rows)
     return Split(
-        labeled=labeled,
-        unlabeled=unlabeled,
-        test=test,
-        labeled_counts=_count(dataset.labels[labeled], dataset.num_classes),
+        labeled=labeled_rows,
+        unlabeled=unlabeled_rows,
+        test=test_rows,
+        labeled_counts=_count(dataset.labels[labeled_rows], dataset.num_classes),
         unlabeled_counts=(None if (truth < 0).any() else _count(truth, dataset.num_classes)),
-        test_counts=_count(test_source[test], dataset.num_classes),
+        test_counts=_count(test_source[test_rows], dataset.num_classes),
         overlap=overlap,
     )
 

@@ -60,7 +60,7 @@ def test_folders(root: Path) -> None:
     dataset, split = load(root)
     assert dataset.class_names == ("cats", "dogs", "owls")
     assert split.labeled_counts == (5, 4, 3) and split.test_counts == (2, 2, 2)
-    assert split.unlabeled_counts is None, "the truth of the heap is unknown"
+    assert split.unlabeled_counts is None, "the truth of the unlabeled set is unknown"
     for part, folder in ((split.labeled, "labeled"), (split.test, "val")):
         for i, name in zip(part, names(dataset, root, part), strict=True):
             assert name.split("/")[:2] == [folder, dataset.class_names[dataset.labels[i]]]
@@ -85,7 +85,6 @@ def test_manifest_gives_the_same_set(root: Path, ending: str) -> None:
 
 
 def test_fingerprint_notices_another_list(root: Path) -> None:
-    """Case 29."""
     before = load(root)[0].fingerprint()
     assert load(root)[0].fingerprint() == before
     shutil.copytree(root, root.parent / "moved")
@@ -136,7 +135,6 @@ def test_overlap_puts_the_labeled_images_into_the_heap(root: Path) -> None:
 
 
 def test_class_without_labeled_images(root: Path) -> None:
-    """Case 32."""
     shutil.rmtree(root / "labeled/owls")
     (root / "labeled/owls").mkdir()
     with pytest.raises(ConfigError, match="'owls' has no labeled image"):

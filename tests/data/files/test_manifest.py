@@ -34,7 +34,6 @@ def names(manifest: Manifest, split: str) -> list[str]:
 
 
 def test_hidden_and_stray_files_are_no_classes_and_no_samples(tmp_path: Path) -> None:
-    """Case 1."""
     root = tidy(tmp_path)
     save(root / "labeled/.ipynb_checkpoints/x.jpg", picture(900))
     (root / "labeled/cats/._x.jpg").write_bytes(b"\0\5\26\7")
@@ -48,7 +47,7 @@ def test_hidden_and_stray_files_are_no_classes_and_no_samples(tmp_path: Path) ->
 
 
 def test_flat_and_nested_heaps(tmp_path: Path) -> None:
-    """Case 39: nested, any case, spaces, unicode, links, several roots."""
+    """Nested, any case, spaces, unicode, links, several roots."""
     root = tidy(tmp_path, unlabeled=0)
     heap = root / "heap"
     for i, name in enumerate(("1.jpg", "a b.JPG", "sub/deep.jpeg", "ü.png")):
@@ -127,7 +126,7 @@ def test_folder_without_permission_is_named(open_path: Path) -> None:
 
 
 def test_formats(tmp_path: Path) -> None:
-    """Case 5: what is read is read as RGB; what is not is refused by name."""
+    """What is read is read as RGB; what is not is refused by name."""
     image = picture(1)
     grey = image.convert("L")
     exif = Image.Exif()

@@ -183,7 +183,7 @@ def test_fingerprint_of_shards_follows_members_and_contents(tmp_path: Path) -> N
 
 
 def test_shards_and_folders_beside_each_other(tmp_path: Path) -> None:
-    """Case 1, for shards: what lies where it does not belong is counted, not used."""
+    """What lies where it does not belong is counted, not used."""
     root = tidy(tmp_path / "data")
     tars = as_shards(root, tmp_path / "tars")
     shutil.copy(tars / "labeled-000.tar", root / "labeled")

@@ -310,10 +310,12 @@ def test_views_that_come_normalised_make_the_same_batches(
     """As on a GPU, where the images of a plan are rows of all that lie there."""
 
     class OnDevice(ImageStore):
-        def gather(self, labeled: np.ndarray, unlabeled: np.ndarray) -> tuple[Any, np.ndarray]:
-            gathered, rows = super().gather(labeled, unlabeled)
+        def gather(
+            self, labeled_positions: np.ndarray, unlabeled_positions: np.ndarray
+        ) -> tuple[Any, np.ndarray]:
+            gathered, device_rows = super().gather(labeled_positions, unlabeled_positions)
             backwards = torch.cat([torch.zeros_like(gathered), gathered.flip(0)])
-            return backwards, len(backwards) - 1 - rows
+            return backwards, len(backwards) - 1 - device_rows
 
     def fused(augment: AugmentConfig, _: int, *, dtype: torch.dtype, **__: Any) -> FusedViews:
         return FusedViews(augment, dtype)

@@ -36,7 +36,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("gpu", [False, pytest.param(True, marks=pytest.mark.gpu)])
 def test_decoder_equals_pillow_in_every_format(tmp_path: Path, gpu: bool) -> None:
-    """Case 5: one pixel that differs would make evaluation and packing another input.
+    """One pixel that differs would make evaluation and packing another input.
 
     A GPU's JPEG decoder may differ by 4.
     """
@@ -166,7 +166,7 @@ def test_two_ranks_are_one(shared: Path) -> None:
 
 
 def test_a_batch_is_a_function_of_seed_and_step(shared: Path) -> None:
-    """Cases 10 and 29; prefetching changes nothing either."""
+    """Prefetching changes nothing either."""
     whole = batches(shared, 6)
     for a, b in zip(whole[3:], batches(shared, 3, start=3, prefetch=3), strict=True):
         assert_same(a, b)
@@ -190,7 +190,7 @@ def test_scales_of_weak_and_strong_views(shared: Path) -> None:
 
 
 def test_small_sets_and_many_ranks(tmp_path: Path) -> None:
-    """Case 8: full batches from fewer images than a batch; more ranks than images is refused."""
+    """Full batches from fewer images than a batch; more ranks than images is refused."""
     root = tidy(tmp_path, labeled=(1, 1, 1), unlabeled=5)
     seen: set[str] = set()
     with loader(root) as made:
@@ -205,7 +205,7 @@ def test_small_sets_and_many_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "text", "empty"])
 def test_damaged_file_stops_the_run_with_its_name(tmp_path: Path, damage: str) -> None:
-    """Case 3: damaged after the list was made."""
+    """Damaged after the list was made."""
     root = tidy(tmp_path, unlabeled=M * 3)
     with loader(root) as made:
         first_bad = Path(made.describe(2)["paths"][-1])

@@ -78,7 +78,6 @@ def test_closed_loader_leaves_no_reading_thread(shards: Path) -> None:
 
 
 def test_damaged_member_stops_the_run_with_shard_and_name(shards: Path) -> None:
-    """Case 3, for shards."""
     with loader(shards, start=3) as made:
         bad = made.describe(3)["paths"][-1]
         spoil(bad)
