@@ -15,7 +15,8 @@ import torch
 import tune_kernels
 from kernel_report import ADJUSTED, AUGMENT, BOTH, NORM, PSEUDO, Row, Specialisation
 from simpro_kernels import launch
-from tune_kernels import Case, all_cases, merged, tried, work_for
+from tune_cases import Case, all_cases, work_for
+from tune_kernels import merged, tried
 
 from tests.conftest import ROOT
 
