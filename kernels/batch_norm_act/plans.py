@@ -60,7 +60,7 @@ def candidates(problem: Problem) -> list[Plan]:
     plans = []
     for warps, elements, resident, steps in (
         (4, 16, 4, unroll),
-        (4, 16, 6, unroll),
+        (4, 16, 5, unroll),
         (8, 16, 2, unroll),
         (4, 8, 6, unroll),
         (4, 16, 4, 1),
