@@ -136,6 +136,7 @@ def _pseudo(case: Case, device: torch.device) -> Work:
     priors = (inputs.prior_weak, inputs.prior_strong)
     with_grad = "GRAD" in spec.options
     exact = strong.float().requires_grad_(with_grad)
+    bound = torch.tensor(THRESHOLD, device=device)
     want = pseudo_label_cross_entropy(weak.float(), exact, *priors, THRESHOLD, impl="eager")
     grad = torch.autograd.grad(want.loss, exact)[0] if with_grad else None
     size = weak.numel() * weak.element_size()
@@ -154,7 +155,7 @@ def _pseudo(case: Case, device: torch.device) -> Work:
     return Work(
         functools.partial(
             launch_kernel,
-            *(weak, strong, *priors, THRESHOLD),
+            *(weak, strong, *priors, bound),
             hard=False,
             mean=True,
             with_grad=with_grad,

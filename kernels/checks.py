@@ -59,9 +59,16 @@ def check_reduction(reduction: str) -> None:
         raise ValueError(f"reduction must be 'mean' or 'none', got {reduction!r}")
 
 
-def check_threshold(threshold: float) -> None:
-    if isinstance(threshold, Tensor) or math.isnan(threshold):
-        raise ValueError(f"threshold must be a Python number that is not NaN, got {threshold!r}")
+def check_threshold(threshold: float | Tensor) -> None:
+    """A tensor's value is not looked at: the host would wait for the device."""
+    if isinstance(threshold, Tensor):
+        if threshold.dim() or not threshold.is_floating_point():
+            raise ValueError(
+                "threshold must be a number or a floating tensor [], got "
+                f"{short_name(threshold.dtype)} {list(threshold.shape)}"
+            )
+    elif math.isnan(threshold):
+        raise ValueError(f"threshold must be a number that is not NaN, got {threshold!r}")
 
 
 def accumulation_dtype(logits: Tensor) -> torch.dtype:

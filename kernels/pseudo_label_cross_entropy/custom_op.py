@@ -24,7 +24,7 @@ def pseudo_label_cross_entropy(
     logits_strong: Tensor,
     log_prior_weak: Tensor | None,
     log_prior_strong: Tensor | None,
-    threshold: float,
+    threshold: Tensor,
     hard: bool,
     mean: bool,
     with_grad: bool,
@@ -51,7 +51,7 @@ def _(
     logits_strong: Tensor,
     log_prior_weak: Tensor | None,
     log_prior_strong: Tensor | None,
-    threshold: float,
+    threshold: Tensor,
     hard: bool,
     mean: bool,
     with_grad: bool,
@@ -72,8 +72,8 @@ def _keep(
 ) -> None:
     ctx.mark_non_differentiable(*outputs[1:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:4])
-    ctx.options = inputs[4:7]
+    ctx.save_for_backward(*inputs[:5])
+    ctx.options = inputs[5:7]
     # Only here, so that the first backward can take the buffer away and change it in place.
     ctx.grad = grad
 
@@ -84,15 +84,15 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 def _backward(ctx: Any, grad_loss: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     grad, ctx.grad = ctx.grad, None
-    logits = ctx.saved_tensors
+    saved = ctx.saved_tensors
     if grad_loss is None:
         return (None,) * 8
-    threshold, hard, mean = ctx.options
-    strong = logits[1]
+    hard, mean = ctx.options
+    strong = saved[1]
     if grad is None:
         # A second backward of a retained graph: the kernel makes the same gradient again.
         with torch.no_grad():
-            grad = pseudo_label_cross_entropy(*logits, threshold, hard, mean, True)[4]
+            grad = pseudo_label_cross_entropy(*saved, hard, mean, True)[4]
     loss_scale, grad_scale = scales(strong, mean)
     factor = grad_loss if grad_scale == loss_scale else grad_loss * (loss_scale / grad_scale)
     return None, hand_over(grad, factor, strong), None, None, None, None, None, None

@@ -24,7 +24,7 @@ def launch(
     strong: Tensor,
     log_prior_weak: Tensor | None,
     log_prior_strong: Tensor | None,
-    threshold: float,
+    threshold: Tensor,
     *,
     hard: bool,
     mean: bool,

@@ -1,5 +1,6 @@
 """The public operation: argument checks, choice of implementation, result type."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ def pseudo_label_cross_entropy(
     logits_strong: Tensor,
     log_prior_weak: Tensor | None,
     log_prior_strong: Tensor | None,
-    threshold: float,
+    threshold: float | Tensor,
     *,
     hard: bool = False,
     reduction: str = "mean",
@@ -60,7 +61,8 @@ def pseudo_label_cross_entropy(
         logits_strong: [V*N, K], same dtype and device, view-major: row v*N + i is image i.
         log_prior_weak: [K] float32 or float64, constant, or None for none.
         log_prior_strong: likewise, for the strong views.
-        threshold: an image is kept from this probability on; above 1 none is.
+        threshold: an image is kept from this probability on; above 1 none is. As a floating
+            tensor [] on the logits' device it may change without torch.compile compiling again.
         hard: one-hot targets; the lowest class wins a tie.
         reduction: "mean" over all V*N rows, masked ones included, or "none".
         impl: "triton", "eager", "compile" (the eager twin through torch.compile, which needs a
@@ -86,7 +88,7 @@ def pseudo_label_cross_entropy(
                 logits_strong,
                 log_prior_weak,
                 log_prior_strong,
-                float(threshold),
+                _kept_bound(threshold, logits_weak.device),
                 hard,
                 reduction == "mean",
                 with_grad,
@@ -154,12 +156,25 @@ class PseudoLabelCrossEntropy(nn.Module):
         )
 
 
+def _kept_bound(threshold: float | Tensor, device: torch.device) -> Tensor:
+    """float32 []; that of a number is made once, so that a step launches nothing for it."""
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if isinstance(threshold, Tensor) or capturing or dispatch.is_traced():
+        return reference.bound_of(threshold, device)
+    return _bound(float(threshold), device)
+
+
+@functools.lru_cache(64)
+def _bound(threshold: float, device: torch.device) -> Tensor:
+    return reference.bound_of(threshold, device)
+
+
 def _check_arguments(
     logits_weak: Tensor,
     logits_strong: Tensor,
     log_prior_weak: Tensor | None,
     log_prior_strong: Tensor | None,
-    threshold: float,
+    threshold: float | Tensor,
 ) -> None:
     check_logits("logits_weak", logits_weak)
     check_logits("logits_strong", logits_strong)
@@ -188,3 +203,5 @@ def _check_arguments(
     check_log_prior("log_prior_weak", log_prior_weak, logits_weak)
     check_log_prior("log_prior_strong", log_prior_strong, logits_strong)
     check_threshold(threshold)
+    if isinstance(threshold, Tensor):
+        check_same_device("threshold", threshold, "logits_weak", logits_weak)

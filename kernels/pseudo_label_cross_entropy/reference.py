@@ -13,7 +13,7 @@ def pseudo_label_cross_entropy(
     logits_strong: Tensor,  # [V*N, K]
     log_prior_weak: Tensor | None,  # [K]
     log_prior_strong: Tensor | None,  # [K]
-    threshold: float,
+    threshold: float | Tensor,
     hard: bool,
     reduction: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -42,7 +42,7 @@ def pseudo_label_cross_entropy(
 
 @torch.no_grad()
 def pseudo_labels(
-    logits_weak: Tensor, log_prior: Tensor | None, threshold: float, hard: bool
+    logits_weak: Tensor, log_prior: Tensor | None, threshold: float | Tensor, hard: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Targets [N, K], mask [N] and max_prob [N]; an invalid row has NaN in both numbers."""
     dtype = accumulation_dtype(logits_weak)
@@ -54,8 +54,7 @@ def pseudo_labels(
     normaliser = exp.sum(1, keepdim=True)
     # The largest exponential is exp(0) = 1. NaN, +inf and all -inf make the normaliser NaN.
     max_prob = normaliser.reciprocal().squeeze(1)
-    bound = torch.full((), threshold, dtype=torch.float32, device=weak.device)
-    mask = max_prob.float() >= bound
+    mask = max_prob.float() >= bound_of(threshold, weak.device)
     if not hard:
         return exp / normaliser, mask, max_prob
     classes = torch.arange(weak.shape[1], device=weak.device)
@@ -63,6 +62,13 @@ def pseudo_labels(
     label = torch.where(weak == top, classes, weak.shape[1]).amin(1, keepdim=True)
     target = torch.where(normaliser.isnan(), torch.nan, (classes == label).to(dtype))
     return target, mask, max_prob
+
+
+def bound_of(threshold: float | Tensor, device: torch.device) -> Tensor:
+    """The threshold as float32 [], in which probabilities are compared."""
+    if isinstance(threshold, Tensor):
+        return threshold.float()
+    return torch.full((), threshold, dtype=torch.float32, device=device)
 
 
 def shift_and_log_normaliser(logits: Tensor) -> tuple[Tensor, Tensor]:

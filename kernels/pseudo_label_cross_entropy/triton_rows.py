@@ -73,7 +73,7 @@ def row_kernel(
     V: tl.int32,
     stride_weak: tl.int64,
     stride_strong: tl.int64,
-    threshold: tl.float32,
+    threshold_ptr,  # float32 []
     loss_scale: tl.float32,
     grad_scale: tl.float32,
     K: tl.constexpr,
@@ -114,7 +114,7 @@ def row_kernel(
         rest, ones = sum2(rest, ones, 0)
         normaliser = ones * at_top + rest
         max_prob, valid = max_prob_of(top, at_top, normaliser)
-        keep = valid & (max_prob >= threshold)
+        keep = valid & (max_prob >= tl.load(threshold_ptr))
         tl.store(mask_ptr + image, keep)
         tl.store(max_prob_ptr + image, max_prob)
         if agreed(keep):

@@ -69,7 +69,7 @@ def tile_kernel(
     V: tl.int32,
     stride_weak: tl.int64,
     stride_strong: tl.int64,
-    threshold: tl.float32,
+    threshold_ptr,  # float32 []
     loss_scale: tl.float32,
     grad_scale: tl.float32,
     K: tl.constexpr,
@@ -103,7 +103,7 @@ def tile_kernel(
         normaliser = ones + rest
         at_top = tl.exp2(exponent_of(top, shift))
         max_prob, valid = max_prob_of(top, at_top, normaliser)
-        keep = in_batch & valid & (max_prob >= threshold)
+        keep = in_batch & valid & (max_prob >= tl.load(threshold_ptr))
         nothing = tl.where(in_batch & (valid == 0), float("nan"), 0.0)
         tl.store(mask_ptr + rows, keep, mask=in_batch)
         tl.store(max_prob_ptr + rows, max_prob, mask=in_batch)

@@ -173,7 +173,7 @@ def wide_kernel(
     blocks: tl.int32,  # K // BLOCK, not a constant: all of the loop would be unrolled
     stride_weak: tl.int64,
     stride_strong: tl.int64,
-    threshold: tl.float32,
+    threshold_ptr,  # float32 []
     loss_scale: tl.float32,
     grad_scale: tl.float32,
     K: tl.constexpr,
@@ -219,7 +219,7 @@ def wide_kernel(
         normaliser = ones * at_top + rest
         label = tl.min(tl.where(tops == top, labels, K), 0)
         max_prob, valid = max_prob_of(top, at_top, normaliser)
-        keep = valid & (max_prob >= threshold)
+        keep = valid & (max_prob >= tl.load(threshold_ptr))
         tl.store(mask_ptr + image, keep)
         tl.store(max_prob_ptr + image, max_prob)
         if agreed(keep):

@@ -23,6 +23,8 @@ class PseudoLabelMethod(PriorTracker):
     Subclasses choose the logit adjustments, which are all they differ in. Arguments as in `SimPro`.
     """
 
+    _bound: Tensor
+
     def __init__(
         self,
         labeled_counts: Sequence[int] | Tensor,
@@ -41,11 +43,23 @@ class PseudoLabelMethod(PriorTracker):
             raise ValueError(f"alpha must be positive, got {alpha}")
         if strong_views < 1:
             raise ValueError(f"strong_views must be at least 1, got {strong_views}")
-        self.threshold = threshold
+        # A tensor, so that one that changes does not make torch.compile compile again.
+        self.register_buffer("_bound", torch.tensor(threshold, dtype=torch.float32), False)
+        self._threshold = float(threshold)
         self.alpha = alpha
         self.strong_views = strong_views
         self.hard = hard
         self.impl: Impl = impl
+
+    @property
+    def threshold(self) -> float:
+        """In probability; may be set anew at every step."""
+        return self._threshold
+
+    @threshold.setter
+    def threshold(self, value: float) -> None:
+        self._threshold = float(value)
+        self._bound.fill_(value)
 
     def adjustments(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """What is added to the logits of weak views, and of labeled and strong ones: [K] or None.
@@ -117,7 +131,7 @@ class PseudoLabelMethod(PriorTracker):
         """
         log_prior_weak, _ = self.adjustments(_prior_dtype(logits_weak))
         found = self._pseudo_label_loss(logits_weak, logits_weak, log_prior_weak, None)
-        return found.max_prob >= self.threshold * (1 - 1e-5)
+        return found.max_prob >= self._bound * (1 - 1e-5)
 
     def _pseudo_label_loss(
         self,
@@ -131,7 +145,7 @@ class PseudoLabelMethod(PriorTracker):
             logits_strong,
             log_prior_weak,
             log_prior_strong,
-            self.threshold,
+            self._bound,
             hard=self.hard,
             reduction="mean",
             impl=self.impl,

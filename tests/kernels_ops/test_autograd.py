@@ -256,7 +256,8 @@ def test_opcheck_pseudo(
     weak = torch.randn(5, 7, device=device)
     strong = torch.randn(10, 7, device=device, requires_grad=with_grad)
     priors = [torch.randn(7, device=device) if prior else None for _ in range(2)]
-    arguments = (weak, strong, *priors, 0.2, hard, mean, with_grad)
+    bound = torch.tensor(0.2, device=device)
+    arguments = (weak, strong, *priors, bound, hard, mean, with_grad)
     torch.library.opcheck(pseudo_op.pseudo_label_cross_entropy, arguments)
 
 

@@ -25,10 +25,11 @@ def test_every_candidate_plan_gives_the_same_numbers(
     want = pseudo_label_cross_entropy(*arguments, inputs.threshold, impl="eager")
     problem = pseudo_plans.Problem(num_classes, 2, torch.float32, 1)
     plans = pseudo_plans.candidates(problem)
+    bound = torch.tensor(inputs.threshold, dtype=torch.float32, device=device)
     assert len(plans) > 1
     for plan in plans:
         options = {"hard": False, "mean": True, "with_grad": False, "plan": plan}
-        got = pseudo.launch(*arguments, inputs.threshold, **options)[:4]
+        got = pseudo.launch(*arguments, bound, **options)[:4]
         torch.testing.assert_close(got, tuple(want), rtol=1e-5, atol=1e-6)
 
     targets = torch.arange(5, device=device) % num_classes

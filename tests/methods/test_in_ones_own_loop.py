@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 from torch.nn.parallel import DistributedDataParallel
 
 from simpro_fast import FixMatch, SimPro
@@ -113,3 +114,19 @@ def test_made_under_inference_mode() -> None:
     simpro(*inputs(torch.tensor([0, 1])))
     simpro.update_priors()
     assert simpro.phi[0] != 0.5
+
+
+def test_a_threshold_that_changes_every_step_compiles_once() -> None:
+    torch._dynamo.reset()
+    graphs = CompileCounter()
+    eager, compiled = (SimPro([5, 3, 2], strong_views=1) for _ in range(2))
+    compiled.compile(backend=graphs, dynamic=False, fullgraph=True)
+    rates = []
+    for threshold in (0.4, 0.5, 0.6, 0.7, 0.99):
+        eager.threshold = compiled.threshold = threshold
+        out, expected = (m(*inputs(torch.tensor([0, 1, 2, 0]))) for m in (compiled, eager))
+        assert torch.equal(out.mask, expected.mask)
+        rates.append(float(out.mask_rate))
+    assert graphs.frame_count == 1
+    assert rates[0] > rates[-1] and compiled.threshold == 0.99
+    torch._dynamo.reset()
