@@ -50,6 +50,9 @@ def agreed_fingerprint(dataset: ArrayDataset, split: Split, ranks: Ranks) -> dic
     return {"data": data, "split": cut, FILES: ranks.gather_bytes(state.encode())[0].decode()}
 
 
+RETIRED_KEYS = (("data", "steps_per_fetch"),)
+
+
 def find_state(
     config: Config, run: RunDirectory, fingerprint: dict[str, str], ranks: Ranks
 ) -> tuple[Path, dict[str, Any]] | None:
@@ -86,9 +89,18 @@ def check_state(path: Path, state: dict[str, Any]) -> None:
     """
     check_parts(path, state, STATE_PARTS)
     try:
-        parse_config(state["config"])
+        _saved_config(state)
     except ConfigError as error:
         raise UserError(f"checkpoint {path}: its configuration is wrong: {error}") from None
+
+
+def _saved_config(state: dict[str, Any]) -> Config:
+    """The configuration in a checkpoint, without keys of earlier versions that changed nothing."""
+    tree = {k: dict(v) if isinstance(v, dict) else v for k, v in state["config"].items()}
+    for section, key in RETIRED_KEYS:
+        if isinstance(tree.get(section), dict):
+            tree[section].pop(key, None)
+    return parse_config(tree)
 
 
 def load_state(
@@ -165,7 +177,7 @@ def check_same_run(
                 f"as they are by checkpoint.resume={path}"
             )
         logger.warning("%s: %s; it goes on with them", path, changed, extra=FOUND_BY_ALL)
-    before = parse_config(state["config"])
+    before = _saved_config(state)
     _refuse_changes(path, before, config)
     _check_weights(path, state["fingerprint"].get("weights"), config)
     if state["step"] > config.train.steps:

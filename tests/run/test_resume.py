@@ -42,6 +42,15 @@ def saved(tiny: MakeConfig) -> MakeConfig:
     return tiny
 
 
+def test_a_checkpoint_with_a_key_that_is_gone_goes_on(saved: MakeConfig) -> None:
+    config = saved({"checkpoint.every": 2})
+    newest = list_checkpoints(config.run_dir / "checkpoints")[0]
+    state = read_checkpoint(newest)
+    state["config"]["data"]["steps_per_fetch"] = 1
+    torch.save(state, newest)
+    assert start(config) == 4
+
+
 def test_the_table_in_the_docs_is_what_the_keys_declare() -> None:
     rows = re.findall(
         r"^\| \*\*(\w+)\*\*.*\| ([^|]*) \|$", (ROOT / "docs/survival.md").read_text(), re.M
