@@ -39,6 +39,7 @@ RUNTIME = [
     "mask_ptr",
     "max_prob_ptr",
     "partial_ptr",
+    "threshold_ptr",
     "N",
     "V",
     "stride_weak",
@@ -89,6 +90,7 @@ def row_kernel(
     PREFETCH: tl.constexpr,
 ):
     program, programs = tl.program_id(0), tl.num_programs(0)
+    threshold = tl.load(threshold_ptr)
     cols = tl.arange(0, BLOCK)
     in_row = cols < K
     mass = tl.zeros([BLOCK], dtype=tl.float32)
@@ -114,7 +116,7 @@ def row_kernel(
         rest, ones = sum2(rest, ones, 0)
         normaliser = ones * at_top + rest
         max_prob, valid = max_prob_of(top, at_top, normaliser)
-        keep = valid & (max_prob >= tl.load(threshold_ptr))
+        keep = valid & (max_prob >= threshold)
         tl.store(mask_ptr + image, keep)
         tl.store(max_prob_ptr + image, max_prob)
         if agreed(keep):

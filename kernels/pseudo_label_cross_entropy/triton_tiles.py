@@ -83,6 +83,7 @@ def tile_kernel(
     BLOCK: tl.constexpr,
 ):
     program, programs = tl.program_id(0), tl.num_programs(0)
+    threshold = tl.load(threshold_ptr)
     cols = tl.arange(0, BLOCK)
     in_row = cols < K
     mass = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
@@ -103,7 +104,7 @@ def tile_kernel(
         normaliser = ones + rest
         at_top = tl.exp2(exponent_of(top, shift))
         max_prob, valid = max_prob_of(top, at_top, normaliser)
-        keep = in_batch & valid & (max_prob >= tl.load(threshold_ptr))
+        keep = in_batch & valid & (max_prob >= threshold)
         nothing = tl.where(in_batch & (valid == 0), float("nan"), 0.0)
         tl.store(mask_ptr + rows, keep, mask=in_batch)
         tl.store(max_prob_ptr + rows, max_prob, mask=in_batch)

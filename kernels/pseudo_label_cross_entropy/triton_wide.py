@@ -189,6 +189,7 @@ def wide_kernel(
     LANES: tl.constexpr,
 ):
     program, programs = tl.program_id(0), tl.num_programs(0)
+    threshold = tl.load(threshold_ptr)
     TAIL: tl.constexpr = K % BLOCK != 0
     FULL: tl.constexpr = K // BLOCK * BLOCK
     inside = blocks * BLOCK
@@ -219,7 +220,7 @@ def wide_kernel(
         normaliser = ones * at_top + rest
         label = tl.min(tl.where(tops == top, labels, K), 0)
         max_prob, valid = max_prob_of(top, at_top, normaliser)
-        keep = valid & (max_prob >= tl.load(threshold_ptr))
+        keep = valid & (max_prob >= threshold)
         tl.store(mask_ptr + image, keep)
         tl.store(max_prob_ptr + image, max_prob)
         if agreed(keep):
