@@ -51,19 +51,21 @@ class Problem(NamedTuple):
 def candidates(problem: Problem) -> list[Plan]:
     """Launch plans worth trying, the default first.
 
-    16 elements a lane and 16 warps on a multiprocessor keep its 32 KB in flight in bfloat16.
+    32 bytes a lane (16 elements in bfloat16) and 16 warps on a multiprocessor keep its 32 KB in
+    flight; twice as much in float32 would need more registers than there are.
     """
     if problem.kernel == "merge":
         return [Plan(warps=4)]
     sums = problem.kernel in ("statistics", "sums")
     unroll = 4 if problem.kernel == "statistics" else 2
+    full = 32 // problem.dtype.itemsize
     plans = []
     for warps, elements, resident, steps in (
-        (4, 16, 4, unroll),
-        (4, 16, 5, unroll),
-        (8, 16, 2, unroll),
-        (4, 8, 6, unroll),
-        (4, 16, 4, 1),
+        (4, full, 4, unroll),
+        (4, full, 5, unroll),
+        (8, full, 2, unroll),
+        (4, full // 2, 6, unroll),
+        (4, full, 4, 1),
     ):
         lanes = 32 * warps
         rows = max(1, lanes * elements // problem.block)

@@ -9,6 +9,7 @@ import difflib
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
 
 from simpro_fast.fault_tolerance.early_signals import end_on_signals
 from simpro_fast.printable import show
@@ -30,6 +31,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, summary in VERBS.items():
             print(f"  {name:<9} {summary}")
         print("\nsimpro-fast VERB --help lists the options of a verb.")
+        return 0
+    if verb == "--version":
+        print(f"simpro_fast {version('simpro_fast')}")
         return 0
     if verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, n=1)

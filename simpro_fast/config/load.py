@@ -11,9 +11,10 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from yaml.reader import ReaderError
 
-from simpro_fast.config.bounds import check_document, read_bounded, shown
+from simpro_fast.config.bounds import DEEPEST, check_document, read_bounded, shown
 from simpro_fast.config.schema import Config
 from simpro_fast.errors import ConfigError
+from simpro_fast.utils.regular_file import FOLDER, MISSING, no_file
 
 _SHOWN = 10
 """Problems of one configuration that are listed."""
@@ -121,8 +122,11 @@ def shipped_configs() -> Path:
 def find_config(source: str | Path) -> Path:
     """Path of a configuration file, on disk or among the shipped ones."""
     path = Path(source)
-    if path.is_file():
+    reason = no_file(path)
+    if reason is None:
         return path
+    if reason not in (MISSING, FOLDER):
+        raise ConfigError(f"configuration {str(source)[:300]} {reason}; name another file")
     shipped = shipped_configs()
     name = str(source).removesuffix(".yaml").removeprefix("configs/")
     candidate = shipped / f"{name}.yaml"
@@ -165,7 +169,9 @@ def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
         raise ConfigError(f"{path} {error}") from None
     except OSError as error:
         raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise ConfigError(f"{path}: nested more than {DEEPEST} deep") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = "" if children else _yaml_problem(error)
         raise ConfigError(f"{path}{_yaml_place(error)} is not valid YAML{reason}") from None
     tree = _without_empty_sections({} if tree is None else tree)
@@ -179,9 +185,16 @@ def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     if not isinstance(base, str):
         raise ConfigError(f"{path}: `base` must be one file name, got {shown(base)}")
     base_path = path.parent / base
-    if not base_path.is_file():
-        raise ConfigError(f"{path}: base file {base_path} does not exist")
-    return _merge(_read_with_bases(base_path, (*children, path)), tree)
+    obstacle = no_file(base_path)
+    if obstacle is not None:
+        raise ConfigError(f"{path}: base file {str(base_path)[:300]} {obstacle}")
+    try:
+        below = _read_with_bases(base_path, (*children, path))
+    except ConfigError as error:
+        if children:  # the file that was named says it once
+            raise
+        raise ConfigError(f"base of {path}: {error}") from None
+    return _merge(below, tree)
 
 
 def _refuse_foreign(tree: dict[str, Any], known: dict[str, Any], path: Path) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections import deque
 from typing import TextIO
 
 REFRESH_SECONDS = 0.5
+RECENT = 10
+"""Lines over which speed and ETA are averaged, so that they follow a machine that gets busy."""
 
 
 class Progress:
@@ -32,8 +35,8 @@ class Progress:
 
     def begin(self, step: int) -> None:
         """Start the clock of speed and ETA after `step` steps."""
-        self._first_step = step
-        self._started = self._shown = time.perf_counter()
+        self._shown = time.perf_counter()
+        self._marks = deque([(self._shown, step)], maxlen=RECENT)
 
     def due(self) -> bool:
         """Whether to draw the live line again; only then are values read from the device."""
@@ -45,8 +48,9 @@ class Progress:
         if not self._enabled:
             return
         self._shown = now = time.perf_counter()
-        done = step - self._first_step
-        seconds = now - self._started
+        before, first = self._marks[0]
+        done, seconds = step - first, now - before
+        self._marks.append((now, step))
         rate = f"{done * self._views_per_step / seconds:,.0f}" if done and seconds else "-"
         eta = clock((self._total - step) * seconds / done) if done else "-"
         distance = f"  KL(pi_u) {kl_pi_u:.3f}" if kl_pi_u is not None else ""

@@ -28,6 +28,25 @@ def check_regular(path: str | os.PathLike[str]) -> os.stat_result:
     return found
 
 
+MISSING, FOLDER = "does not exist", "is a folder, not a regular file"
+
+
+def no_file(path: str | os.PathLike[str]) -> str | None:
+    """Why there is no file to read at a path, as the end of a sentence; None where there is."""
+    try:
+        check_regular(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return MISSING
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "is a circle of links"
+        special = error.errno == errno.EINVAL  # see _refuse_special
+        return error.strerror if special else f"cannot be read ({error.strerror})"
+    except ValueError:  # a NUL in the name
+        return MISSING
+    return None
+
+
 def open_unbuffered(path: str | os.PathLike[str]) -> io.FileIO:
     """`open(path, "rb", buffering=0)` of a regular file.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -163,7 +164,7 @@ LARGE = {
     "alias bomb": (f"name: t\na0: &a0 [x]\n{NINE}\ndata: {{unlabeled: *a11}}\n", "10000 values"),
     "alias in its own anchor": ("name: t\ndata: &a [*a]\n", "20 deep"),
     "deep list": (f"name: t\nseed: {'[' * 200}{']' * 200}\n", "20 deep"),
-    "deeper list": (f"name: t\nseed: {'[' * 2000}\n", "not valid YAML"),
+    "deeper list": (f"name: t\nseed: {'[' * 2000}\n", "20 deep"),
     "million digits": (f"name: t\nseed: {'9' * 100_000}\n", "more than 40 digits"),
     "large file": (f"name: t\n# {'x' * 2**18}\n", "larger than 256 KiB"),
     "long text": (f"name: t\ndevice: {'x' * 2**17}\n", "device='xxx"),
@@ -223,3 +224,30 @@ def test_unknown_file_names_the_nearest_shipped_one() -> None:
 
 def test_flatten_is_dotted(file: Path) -> None:
     assert flatten(load_config(file))["optim.lr"] == 0.1
+
+
+def test_what_is_there_and_no_file_is_called_by_its_kind(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    for name, words in {"pipe.yaml": "is a pipe", "loop.yaml": "is a circle of links"}.items():
+        with pytest.raises(ConfigError, match=rf"{name} {words}"):
+            load_config(tmp_path / name)
+    top = tmp_path / "top.yaml"
+    for base, words in {
+        "pipe.yaml": "is a pipe",
+        "loop.yaml": "is a circle of links",
+        ".": "is a folder",
+        "gone.yaml": "does not exist",
+        "a" * 5000: "cannot be read",
+    }.items():
+        top.write_text(f"base: {base}\n")
+        with pytest.raises(ConfigError, match=rf"top\.yaml: base file .*{words}") as found:
+            load_config(top)
+        assert len(str(found.value)) < 600
+    (tmp_path / "other.yaml").write_text("just text\n")
+    top.write_text("base: other.yaml\n")
+    with pytest.raises(ConfigError, match=r"base of .*top\.yaml: .*other\.yaml must hold"):
+        load_config(top)
+    top.write_text("a: " + "[" * 9000)
+    with pytest.raises(ConfigError, match=r"top\.yaml: nested more than 20 deep"):
+        load_config(top)
