@@ -283,9 +283,13 @@ def _describe(problem: Any, tree: dict[str, Any]) -> str:
         allowed = [*choices, *_plain_types(annotation)]
         near = _nearest(value, choices)
         return f"{dotted}={shown(value)} is not one of {', '.join(allowed)}{near}"
-    expected = message[0].lower() + message[1:]
+    # Of pydantic's words those that name Python's types.
+    expected = {
+        "model_type": "it is a section; set its keys",
+        "path_type": "input should be a path in quotes",
+    }.get(kind, message[0].lower() + message[1:])
     extra = f" (or one of {', '.join(choices)})" if choices else ""
-    return f"{dotted}={shown(value)}: {expected}{extra}"
+    return f"{dotted}={'null' if value is None else shown(value)}: {expected}{extra}"
 
 
 def _existing_keys(path: list[str], tree: Any) -> list[str]:

@@ -27,7 +27,7 @@ class MethodConfig(Section):
     and the normaliser of pi_u. Where the paper's equations and its Algorithm 1 differ, `paper`
     keeps the algorithm: pseudo-labels have tau (the equation has none), and only images above the
     threshold count for pi_u (the equation averages all of them)."""
-    tau: float = Field(2.0, ge=0)
+    tau: float = Field(2.0, ge=0, le=100)
     """Strength of both logit adjustments."""
     threshold: float = Field(0.95, ge=0, le=100)
     """A weak view whose largest probability is below it is masked; above 1 masks everything."""
@@ -98,7 +98,7 @@ class OptimConfig(Section):
 class TrainConfig(Section):
     """Length, EMA, precision."""
 
-    steps: int = Field(43_000, gt=0, **LENGTH)
+    steps: int = Field(43_000, gt=0, le=10**9, **LENGTH)
     period: int = Field(500, gt=0)
     """Steps between two updates of pi_u and phi (the papers' "epoch"; not a pass over the data)."""
     ema_decay: float = Field(0.999, ge=0, lt=1)
