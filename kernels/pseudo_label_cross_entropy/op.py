@@ -166,7 +166,8 @@ def _kept_bound(threshold: float | Tensor, device: torch.device) -> Tensor:
 
 @functools.lru_cache(64)
 def _bound(threshold: float, device: torch.device) -> Tensor:
-    return reference.bound_of(threshold, device)
+    with torch.inference_mode(False):  # kept for calls whose backward saves it
+        return reference.bound_of(threshold, device)
 
 
 def _check_arguments(

@@ -44,7 +44,8 @@ class PseudoLabelMethod(PriorTracker):
         if strong_views < 1:
             raise ValueError(f"strong_views must be at least 1, got {strong_views}")
         # A tensor, so that one that changes does not make torch.compile compile again.
-        self.register_buffer("_bound", torch.tensor(threshold, dtype=torch.float32), False)
+        with torch.inference_mode(False):  # or it could not be set anew in training
+            self.register_buffer("_bound", torch.tensor(threshold, dtype=torch.float32), False)
         self._threshold = float(threshold)
         self.alpha = alpha
         self.strong_views = strong_views

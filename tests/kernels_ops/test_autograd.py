@@ -314,3 +314,13 @@ def test_twenty_steps_of_training_equal_eager(device: torch.device) -> None:
         return losses
 
     torch.testing.assert_close(train("triton"), train("eager"), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("impl", ["eager", "triton"])
+def test_a_call_under_inference_mode_leaves_nothing_behind(impl: str, device: torch.device) -> None:
+    threshold = 0.3125 if impl == "eager" else 0.34375  # of no other test
+    with torch.inference_mode():
+        _pseudo(_logits(6, 4, device), impl, threshold=threshold)
+    strong = _logits(6, 4, device).requires_grad_()
+    _pseudo(strong, impl, threshold=threshold).sum().backward()
+    assert strong.grad is not None

@@ -111,6 +111,7 @@ def test_pickling_without_a_group() -> None:
 def test_made_under_inference_mode() -> None:
     with torch.inference_mode():
         simpro = SimPro([5, 3, 2], strong_views=1)
+    simpro.threshold = 0.6
     simpro(*inputs(torch.tensor([0, 1])))
     simpro.update_priors()
     assert simpro.phi[0] != 0.5
