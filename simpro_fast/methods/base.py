@@ -11,7 +11,7 @@ from simpro_kernels import adjusted_cross_entropy, pseudo_label_cross_entropy
 from simpro_kernels.pseudo_label_cross_entropy.op import PseudoLabelLoss
 from torch import Tensor
 
-from simpro_fast.methods.output import MethodOutput
+from simpro_fast.methods.output import MethodOutput, PseudoLabels
 from simpro_fast.methods.priors import IGNORED_TARGET, PriorTracker, Recipe
 
 Impl = Literal["auto", "triton", "eager", "compile"]
@@ -138,6 +138,18 @@ class PseudoLabelMethod(PriorTracker):
         log_prior_weak, _ = self.adjustments(_prior_dtype(logits_weak))
         found = self._pseudo_label_loss(logits_weak, logits_weak, log_prior_weak, None)
         return found.max_prob >= self._bound * (1 - 1e-5)
+
+    @torch.no_grad()
+    def pseudo_labels(self, logits_weak: Tensor) -> PseudoLabels:
+        """The pseudo-labels that `forward` trains on, without its losses.
+
+        Args:
+            logits_weak: float [N, K].
+        """
+        log_prior_weak, _ = self.adjustments(_prior_dtype(logits_weak))
+        found = self._pseudo_label_loss(logits_weak, logits_weak, log_prior_weak, None)
+        scores = logits_weak if log_prior_weak is None else logits_weak + log_prior_weak
+        return PseudoLabels(scores.argmax(dim=1), found.max_prob, found.mask)
 
     def _pseudo_label_loss(
         self,
