@@ -7,18 +7,22 @@ from simpro_fast.models.batch_norm import (
 )
 from simpro_fast.models.build import build_model, list_models
 from simpro_fast.models.ema import ModelEMA
-from simpro_fast.models.head import head_of
+from simpro_fast.models.head import BranchPool, MultiHead, feature_size, head_of, plain_copy
 from simpro_fast.models.pretrained import PretrainedReport, load_pretrained, weights_sha256
 
 __all__ = [
+    "BranchPool",
     "ModelEMA",
+    "MultiHead",
     "PretrainedReport",
     "average_buffers",
     "build_model",
     "convert_sync_batch_norm",
+    "feature_size",
     "first_rank_buffers",
     "head_of",
     "list_models",
     "load_pretrained",
+    "plain_copy",
     "weights_sha256",
 ]

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from simpro_fast.config.schema import ModelConfig
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.models import resnet, small_cnn, wideresnet
+from simpro_fast.models.head import give_heads
 from simpro_fast.models.layers import Activation, MakeNorm, NormAct
 from simpro_fast.models.torchvision_nets import PREFIX, build_torchvision, torchvision_names
 
@@ -30,7 +31,14 @@ def list_models() -> tuple[str, ...]:
 
 
 def build_model(
-    model: ModelConfig, num_classes: int, image_size: int, *, seed: int = 1
+    model: ModelConfig,
+    num_classes: int,
+    image_size: int,
+    *,
+    seed: int = 1,
+    heads: int = 1,
+    branches: int = 0,
+    hand_on: bool = False,
 ) -> nn.Module:
     """The network `model.name` on the CPU, in training mode, freshly initialised.
 
@@ -44,9 +52,10 @@ def build_model(
         num_classes: K.
         image_size: side in pixels; the networks take any from 8 up.
         seed: decides the initial weights alone; torch's global generators are left as they were.
+        heads, branches, hand_on: what a method asks for besides one head, see `give_heads`.
 
     Returns:
-        Module from float [N, 3, H, W] to logits [N, K].
+        Module from float [N, 3, H, W] to logits [N, K], or to what `MultiHead` gives.
 
     Raises:
         ConfigError: unknown name, impossible depth, images that the network cannot take, or an
@@ -62,6 +71,19 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         network = _construct(model, num_classes, image_size)
+    if branches and model.name.startswith(PREFIX):
+        raise ConfigError(
+            f"model.name={model.name}: the method puts batch norms before the pool, which works in "
+            f"{', '.join(list_models())} and other Wide ResNets only"
+        )
+    give_heads(
+        network,
+        heads=heads,
+        branches=branches,
+        hand_on=hand_on,
+        norm_impl=model.norm_impl,
+        seed=seed,
+    )
     if model.bn_momentum is not None:
         for module in network.modules():
             if isinstance(module, _BatchNorm):
