@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,15 +79,15 @@ def evaluate(
     """
     targets = torch.as_tensor(labels, dtype=torch.int64)
     _check(images, targets, num_classes)
+    start, end = len(images) * rank // world_size, len(images) * (rank + 1) // world_size
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+
     counts = torch.zeros(2, num_classes, dtype=torch.int64, device=device)
     was_training = model.training
     model.eval()
-    start, end = share(len(images), rank, world_size)
-    dtype = next((p.dtype for p in model.parameters()), torch.float32)
-    rows_and_views = normalised(
-        images, start, end, mean=mean, std=std, device=device, dtype=dtype, batch_size=batch_size
-    )
-    for rows, views in rows_and_views:
+    for first in range(start, end, batch_size):
+        rows = slice(first, min(first + batch_size, end))
+        views = network_input(torch.as_tensor(images[rows]).to(device), mean, std, dtype)
         target = targets[rows].to(device)
         hit = model(views).argmax(dim=1) == target
         counts[0].index_add_(0, target, hit.long())
@@ -99,30 +99,23 @@ def evaluate(
     return Evaluation(correct, count)
 
 
-def share(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """First image of a rank's share of so many, and the one after its last."""
-    return count * rank // world_size, count * (rank + 1) // world_size
+def network_input(
+    pixels: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype
+) -> Tensor:
+    """Normalised views [n, 3, H, W] in channels_last, of pixels uint8 [n, H, W, 3] on any device.
 
+    Evaluation and prediction share it, so that they see the same numbers.
 
-def normalised(
-    images: np.ndarray | Tensor,
-    start: int,
-    end: int,
-    *,
-    mean: Sequence[float],
-    std: Sequence[float],
-    device: torch.device | str,
-    dtype: torch.dtype,
-    batch_size: int,
-) -> Iterator[tuple[slice, Tensor]]:
-    """Images start..end-1 as a network takes them, batch by batch: rows and views [n, 3, H, W]."""
-    offset = torch.tensor(mean, dtype=dtype, device=device).view(1, 3, 1, 1) * 255
-    scale = torch.tensor(std, dtype=dtype, device=device).view(1, 3, 1, 1) * 255
-    for first in range(start, end, batch_size):
-        rows = slice(first, min(first + batch_size, end))
-        # The permuted view of NHWC pixels is channels_last as it stands.
-        pixels = torch.as_tensor(images[rows]).to(device)
-        yield rows, pixels.permute(0, 3, 1, 2).to(dtype).sub_(offset).div_(scale)
+    Args:
+        mean, std: per channel, on the 0..1 scale.
+        dtype: of the network's weights.
+    """
+    offset, scale = (
+        torch.tensor(values, dtype=dtype, device=pixels.device).view(1, 3, 1, 1) * 255
+        for values in (mean, std)
+    )
+    # The permuted view of NHWC pixels is channels_last as it stands.
+    return pixels.permute(0, 3, 1, 2).to(dtype).sub_(offset).div_(scale)
 
 
 def _check(images: np.ndarray | Tensor, labels: Tensor, num_classes: int) -> None:

@@ -113,6 +113,11 @@ class Method(PriorTracker):
         self._threshold = float(value)
         self._bound.fill_(value)
 
+    @property
+    def loss_tau(self) -> float:
+        """tau of the loss CE(f + tau log phi) that the network is trained with; 0: plain logits."""
+        return 0.0
+
     forward: Callable[..., MethodOutput]
     """Loss of one step; in training mode the step's class counts are accumulated.
 

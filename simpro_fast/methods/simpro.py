@@ -84,6 +84,11 @@ class SimPro(PseudoLabelMethod):
         own = {key: getattr(config, key) for key in SimProConfig.own_keys()}
         return cls(**common(config, setting), **own)
 
+    @property
+    def loss_tau(self) -> float:
+        """tau; 0 without `adjust_loss`."""
+        return self.tau if self.adjust_loss else 0.0
+
     def adjustments(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """tau * log pi_u and tau * log phi, floored by the variant; None where switched off."""
         weak = strong = None

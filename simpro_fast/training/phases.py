@@ -1,4 +1,4 @@
-"""What a new phase of a method can use and change: the trained network, the labeled images."""
+"""Phases of a method: when they begin, and what they use and change of a run."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from simpro_fast.data.datasets.image_list import select
 from simpro_fast.data.sampling.labeled_order import LabeledDraws
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.evaluation import normalised, share
+from simpro_fast.engine.base import Engine
+from simpro_fast.evaluation import network_input
+from simpro_fast.methods import Change, Method, Needs
 from simpro_fast.methods.needs import Kind
-from simpro_fast.models import head_of
+from simpro_fast.models import ModelEMA, head_of
+from simpro_fast.training.build import build_student
 from simpro_fast.training.predictor import Predictor
 
 
@@ -98,19 +101,16 @@ class TrainedNetwork:
         hook = head_of(network).register_forward_pre_hook(lambda _, x: seen.append(x[0].float()))
         was_training = network.training
         network.eval()
+        dtype = next(network.parameters()).dtype
+        chosen, (start, end) = select(images, rows), _share(len(rows), ranks.rank, ranks.world_size)
+        logits: list[Tensor] = []
         try:
-            logits = [
-                network(views).float()
-                for _, views in normalised(
-                    select(images, rows),
-                    *share(len(rows), ranks.rank, ranks.world_size),
-                    mean=dataset.mean,
-                    std=dataset.std,
-                    device=ranks.device,
-                    dtype=next(network.parameters()).dtype,
-                    batch_size=self._batch_size,
+            for first in range(start, end, self._batch_size):
+                pixels = chosen[slice(first, min(first + self._batch_size, end))]
+                views = network_input(
+                    torch.as_tensor(pixels).to(ranks.device), dataset.mean, dataset.std, dtype
                 )
-            ]
+                logits.append(network(views).float())
         finally:
             hook.remove()
             network.train(was_training)
@@ -119,10 +119,77 @@ class TrainedNetwork:
     def _all(self, parts: list[Tensor], count: int) -> Tensor:
         """Rows [count, n] of all ranks, on the CPU."""
         ranks = self._ranks
-        shares = [share(count, rank, ranks.world_size) for rank in range(ranks.world_size)]
+        shares = [_share(count, rank, ranks.world_size) for rank in range(ranks.world_size)]
         sizes = [end - start for start, end in shares]
         mine = torch.cat(parts)
         padded = mine.new_zeros(max(sizes), mine.shape[1])
         padded[: len(mine)] = mine
         gathered = ranks.gather(padded.flatten()).view(ranks.world_size, *padded.shape).cpu()
         return torch.cat([rows[:size] for rows, size in zip(gathered, sizes, strict=True)])
+
+
+def _share(count: int, rank: int, world_size: int) -> tuple[int, int]:
+    """First image of a rank's share of so many, and the one after its last."""
+    return count * rank // world_size, count * (rank + 1) // world_size
+
+
+class Phases:
+    """Follows `Method.phase_at` and does what a new phase asks for."""
+
+    def __init__(
+        self,
+        config: Config,
+        dataset: ArrayDataset,
+        ranks: Ranks,
+        needs: Needs,
+        method: Method,
+        engine: Engine,
+        ema: ModelEMA,
+        predictor: Predictor,
+        labeled: Labeled,
+    ) -> None:
+        self._config, self._dataset, self._ranks, self._needs = config, dataset, ranks, needs
+        self._method, self._engine, self._ema = method, engine, ema
+        self._predictor, self._labeled = predictor, labeled
+
+    def course(self, step: int) -> tuple[int, int]:
+        """Steps since the learning rate started anew, and of how many; without spans: step, all."""
+        period, total = self._config.train.period, self._config.train.steps
+        span = self._method.span_at(step // period)
+        if span is None:
+            return step, total
+        first, end = (period * bound for bound in span)
+        return step - first, (total if end + period > total else end) - first
+
+    def due(self, step: int) -> int | None:
+        """The phase that begins with this step; None where the last one goes on."""
+        phase = self._method.phase_at(step // self._config.train.period)
+        return None if phase == self._method.phase else phase
+
+    def enter(self, phase: int, step: int) -> bool:
+        """Begin a phase; whether there are other labeled images now, which need another loader."""
+        self._method.phase = phase
+        tools = TrainedNetwork(
+            *(self._predictor, self._ema.module, self._dataset, self._labeled.split, self._ranks),
+            batch_size=self._config.evaluate.batch_size,
+        )
+        change = self._method.enter_phase(phase, tools) or Change()
+        if change.fresh_network:
+            config, dataset, ranks = self._config, self._dataset, self._ranks
+            fresh, _ = build_student(config, dataset, ranks, self._needs, fresh=True)
+            weights = fresh.state_dict()
+            self._engine.load({"model": weights, "optimizer": {}})
+            self._ema.load_state_dict(weights)
+        if change.pseudo_labeled is None:
+            return False
+        self._labeled.join(step, *change.pseudo_labeled)
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint: the phase that has begun, and the images that joined."""
+        return {"phase": self._method.phase, "pseudo_labeled": self._labeled.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore; a checkpoint of before there were phases has neither."""
+        self._method.phase = state.get("phase", 0)
+        self._labeled.load(state.get("pseudo_labeled"))

@@ -27,7 +27,7 @@ from simpro_fast.errors import PeerError, UserError
 from simpro_fast.evaluation import Evaluation, kl_divergence
 from simpro_fast.fault_tolerance.stop_requests import Preempted
 from simpro_fast.fault_tolerance.watchdog import Watchdog
-from simpro_fast.methods import Change, MethodOutput
+from simpro_fast.methods import MethodOutput
 from simpro_fast.models import (
     ModelEMA,
     average_buffers,
@@ -57,7 +57,7 @@ from simpro_fast.training.evaluate import evaluate_split
 from simpro_fast.training.method_inputs import MethodInputs, with_uniforms
 from simpro_fast.training.metrics import Meter, Stopwatch, ThresholdWatch, step_profiler
 from simpro_fast.training.micro_batch import join_outputs, split_batch
-from simpro_fast.training.phases import Labeled, TrainedNetwork
+from simpro_fast.training.phases import Labeled, Phases
 from simpro_fast.training.predictor import Predictor
 from simpro_fast.training.state import History, gather_counts, scatter_counts
 from simpro_fast.training.step_graph import build_step_graph
@@ -135,7 +135,7 @@ class Trainer:
         batch = with_uniforms(batch, self.needs.uniforms, config.seed, self.layout, self.ranks)
         self.stopwatch.data_arrived()
 
-        since, length = self._course(step)
+        since, length = self.phases.course(step)
         lr, decay = learning_rate(config.optim, since, length), self.ema.decay_at(since)
         if self.step_graph is None:
             out = self.learn(batch, lr, decay)
@@ -226,6 +226,7 @@ class Trainer:
             top1=self.history.top1,
             pi_u=self.method.normalised_pi_u().tolist(),
             phi=self.method.phi.tolist(),
+            loss_tau=self.method.loss_tau,
             kl_pi_u=self.kl_pi_u(),
             labeled_draws=self.labeled.draws(self.labeled.since, self.step),
             images_replaced=int(self.ranks.sum(replaced.to(self.ranks.device)).item()),
@@ -279,7 +280,7 @@ class Trainer:
         metrics = {
             "step": self.step,
             "period": period,
-            "lr": learning_rate(config.optim, *self._course(self.step - 1)),
+            "lr": learning_rate(config.optim, *self.phases.course(self.step - 1)),
             **row,
             "labeled_draws": self.labeled.draws((period - 1) * config.train.period, self.step),
             "pi_u": self.method.normalised_pi_u().tolist(),
@@ -320,6 +321,10 @@ class Trainer:
         )
         self.views_per_step = self.layout.rows * ranks.world_size
         self.micro_batches = config.micro_batches(ranks.world_size)
+        self.phases = Phases(
+            *(config, self.dataset, ranks, self.needs, self.method, self.engine, self.ema),
+            *(self.predictor, self.labeled),
+        )
         self.inputs = MethodInputs(
             self.needs,
             self.engine,
@@ -356,15 +361,6 @@ class Trainer:
         size, network = self.config.evaluate.batch_size, self.predictor.network()
         return evaluate_split(network, self.dataset, self.split, self.ranks, size)
 
-    def _course(self, step: int) -> tuple[int, int]:
-        """Steps since the learning rate started anew, and of how many; 0 and all without phases."""
-        period, total = self.config.train.period, self.config.train.steps
-        span = self.method.span_at(step // period)
-        if span is None:
-            return step, total
-        first, end = (period * bound for bound in span)
-        return step - first, (total if end + period > total else end) - first
-
     def _build_loader(self) -> Loader:
         return build_loader_for(
             self.config,
@@ -377,30 +373,15 @@ class Trainer:
 
     def _follow_phase(self) -> None:
         """Before the first step of a new phase: what the method does there, and asks for."""
-        phase = self.method.phase_at(self.step // self.config.train.period)
-        if phase == self.method.phase:
+        if (phase := self.phases.due(self.step)) is None:
             return
         with self.watchdog.phase("a new phase of the method"):
             self.guard.settle()
-            self.method.phase = phase
-            tools = TrainedNetwork(
-                *(self.predictor, self.ema.module, self.dataset, self.labeled.split, self.ranks),
-                batch_size=self.config.evaluate.batch_size,
-            )
-            self._apply(self.method.enter_phase(phase, tools) or Change())
+            if self.phases.enter(phase, self.step):
+                self.loader.close()
+                self.loader = self._build_loader()
         if self.step_graph is not None:
             self.step_graph.forget()
-
-    def _apply(self, change: Change) -> None:
-        if change.fresh_network:
-            fresh, _ = build_student(self.config, self.dataset, self.ranks, self.needs, fresh=True)
-            weights = fresh.state_dict()
-            self.engine.load({"model": weights, "optimizer": {}})
-            self.ema.load_state_dict(weights)
-        if change.pseudo_labeled is not None:
-            self.labeled.join(self.step, *change.pseudo_labeled)
-            self.loader.close()
-            self.loader = self._build_loader()
 
     def kl_pi_u(self) -> float | None:
         """KL(true unlabeled distribution || estimate) in nats; None where the truth is unknown."""
@@ -422,8 +403,7 @@ class Trainer:
                 if k not in self.method.rank_counts
             },
             "accumulators": gather_counts(self._counts(), self.ranks),
-            "phase": self.method.phase,
-            "pseudo_labeled": self.labeled.state(),
+            **self.phases.state(),
             "top1": self.history.top1,
             "seconds": self.history.seconds,
             "fingerprint": self.fingerprint,
@@ -443,8 +423,7 @@ class Trainer:
         self.ema.load_state_dict(state["ema"])
         counts = {name: getattr(self.method, name) for name in self.method.rank_counts}
         self.method.load_state_dict({**counts, **state["method"]})
-        self.method.phase = state.get("phase", 0)
-        self.labeled.load(state.get("pseudo_labeled"))
+        self.phases.load(state)
         scatter_counts(state["accumulators"], self._counts(), self.ranks)
         self.fingerprint = {**state["fingerprint"], **self.fingerprint}
         self.step = state["step"]
