@@ -26,7 +26,8 @@ TRAIN = str(ROOT / "launch" / "train.py")
 # 16 px digits, 2 strong views: every part of the system, a few hundred milliseconds.
 TINY: dict[str, Any] = {
     "name": "tiny",
-    "method": {"tau": 1.0, "threshold": 0.5, "alpha_max": 1.0},
+    "method": {"threshold": 0.5, "alpha_max": 1.0},
+    "methods": {"simpro": {"tau": 1.0}},
     "data": {
         "name": "digits",
         "labeled_max": 20,

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simpro_fast import FixMatch, SimPro
-from simpro_fast.config.schema import MethodConfig
+from simpro_fast.config.methods import FixMatchConfig, SimProConfig
 from simpro_fast.errors import ConfigError
 from simpro_fast.methods import build_method, resolve_alpha
 from tests.distributed.gloo_ranks import run_ranks
+from tests.methods.settings import setting
 
 COUNTS = [40, 15, 5]
 BUFFERS = ("pi_u", "phi", "labeled_count", "unlabeled_mass")
@@ -357,25 +358,25 @@ def test_two_ranks_equal_one_on_the_joined_batches():
     ],
 )
 def test_alpha_of_the_published_runs(n, m, b, mu, batches):
-    assert resolve_alpha(MethodConfig(), n, m, b, mu) == batches[0] / batches[1]
-    paper = resolve_alpha(MethodConfig(variant="paper"), n, m, b, mu)
+    assert resolve_alpha(SimProConfig(), n, m, b, mu) == batches[0] / batches[1]
+    paper = resolve_alpha(SimProConfig(variant="paper"), n, m, b, mu)
     assert paper == pytest.approx(mu * n / m, rel=1e-15)
 
 
 def test_alpha_given_capped_or_of_fixmatch():
     sizes = (1162, 1000, 64, 8)
-    assert resolve_alpha(MethodConfig(), *sizes) == 18
-    assert resolve_alpha(MethodConfig(alpha_max=1.0), *sizes) == 1
-    assert resolve_alpha(MethodConfig(alpha=0.4, alpha_max=1.0), *sizes) == 0.4
-    assert resolve_alpha(MethodConfig(alpha=4.0, alpha_max=1.0), *sizes) == 1
-    assert resolve_alpha(MethodConfig(name="fixmatch"), *sizes) == 1
-    assert resolve_alpha(MethodConfig(name="fixmatch", alpha=3.0), *sizes) == 3
+    assert resolve_alpha(SimProConfig(), *sizes) == 18
+    assert resolve_alpha(SimProConfig(alpha_max=1.0), *sizes) == 1
+    assert resolve_alpha(SimProConfig(alpha=0.4, alpha_max=1.0), *sizes) == 0.4
+    assert resolve_alpha(SimProConfig(alpha=4.0, alpha_max=1.0), *sizes) == 1
+    assert resolve_alpha(FixMatchConfig(), *sizes) == 1
+    assert resolve_alpha(FixMatchConfig(alpha=3.0), *sizes) == 3
     with pytest.raises(ConfigError, match="0 unlabeled"):
-        resolve_alpha(MethodConfig(), 100, 0, 64, 8)
+        resolve_alpha(SimProConfig(), 100, 0, 64, 8)
 
 
 def test_build_method_hands_every_key_on():
-    config = MethodConfig(
+    config = SimProConfig(
         variant="paper",
         tau=1.5,
         threshold=0.7,
@@ -385,16 +386,15 @@ def test_build_method_hands_every_key_on():
         adjust_loss=False,
         impl="eager",
     )
-    simpro = build_method(config, COUNTS, alpha=0.25, strong_views=3)
+    simpro = build_method(config, setting(alpha=0.25, strong_views=3))
     assert isinstance(simpro, SimPro)
     keys = ("variant", "tau", "threshold", "momentum", "hard", "adjust_loss", "impl")
     assert [getattr(simpro, key) for key in keys] == [getattr(config, key) for key in keys]
     assert not simpro.adjust_pseudo_labels and (simpro.alpha, simpro.strong_views) == (0.25, 3)
-    fixmatch = build_method(MethodConfig(name="fixmatch"), COUNTS, alpha=1.0, strong_views=2)
+    fixmatch = build_method(FixMatchConfig(), setting())
     assert isinstance(fixmatch, FixMatch) and fixmatch.hard and fixmatch.strong_views == 2
-    soft = MethodConfig(name="fixmatch", hard=False)
-    assert not build_method(soft, COUNTS, alpha=1.0, strong_views=2).hard
-    assert not build_method(MethodConfig(), COUNTS, alpha=1.0, strong_views=2).hard
+    assert not build_method(FixMatchConfig(hard=False), setting()).hard
+    assert not build_method(SimProConfig(), setting()).hard
 
 
 @pytest.mark.parametrize(
