@@ -39,6 +39,7 @@ EXTRAS["dev"] = (
         "ruff==0.17.*",  # lint and format
         "mypy>=1.10",  # types
         "types-PyYAML",  # types
+        "quapy>=0.2",  # oracle of the point estimates of class shares
         "build>=1.2",  # the wheel test
     ]
 )
