@@ -5,7 +5,7 @@ from simpro_fast.models.batch_norm import (
     convert_sync_batch_norm,
     first_rank_buffers,
 )
-from simpro_fast.models.build import build_model, list_models
+from simpro_fast.models.build import build_model, list_models, register_model
 from simpro_fast.models.ema import ModelEMA
 from simpro_fast.models.head import head_of
 from simpro_fast.models.pretrained import PretrainedReport, load_pretrained, weights_sha256
@@ -20,5 +20,6 @@ __all__ = [
     "head_of",
     "list_models",
     "load_pretrained",
+    "register_model",
     "weights_sha256",
 ]
