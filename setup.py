@@ -24,12 +24,17 @@ EXTRAS = {
         "matplotlib>=3.8",  # figures of a run
         "tensorboard>=2.15",  # event files
     ],
-    "export": ["onnx>=1.16"],  # exported graphs
+    "export": [
+        "onnx>=1.16",  # the file format of exported graphs
+        "onnxscript>=0.5",  # torch.onnx.export builds the graph with it
+        "onnxruntime>=1.18",  # runs the exported graph, to compare it with PyTorch
+    ],
     "parquet": ["pyarrow>=15"],  # manifests in Parquet
     "torchvision": ["torchvision>=0.21"],  # its classifiers as model.name: torchvision/<name>
 }
 EXTRAS["dev"] = (
     EXTRAS["report"]
+    + EXTRAS["export"]
     + EXTRAS["parquet"]
     + EXTRAS["torchvision"]
     + [
@@ -41,6 +46,9 @@ EXTRAS["dev"] = (
         "types-PyYAML",  # types
         "quapy>=0.2",  # oracle of the point estimates of class shares
         "build>=1.2",  # the wheel test
+        "nbclient>=0.10",  # runs the notebook of docs/
+        "nbformat>=5.10",  # reads it
+        "ipykernel>=6.29",  # the kernel that it runs in
     ]
 )
 

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import logging
-import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from simpro_fast.cli.parser import CommandParser
-from simpro_fast.config import Config, dump_config, load_config, load_smoke_config
+from simpro_fast.config import dump_config, load_config, load_smoke_config
 from simpro_fast.config.smoke import FOLDER as SMOKE_FOLDER
 from simpro_fast.errors import ConfigError, PeerError, UserError
 from simpro_fast.printable import show
-from simpro_fast.utils.logs import log_to_terminal
-
-if TYPE_CHECKING:
-    from simpro_fast.distributed.process_group import Ranks
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 
@@ -103,7 +95,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"name={config.name}: folders below {SMOKE_FOLDER}/ are emptied by --smoke; "
                 "choose another name, or add --smoke"
             )
-        return _train(config, dry_run=options.dry_run, smoke=options.smoke)
+        from simpro_fast.training.launch import run_training
+
+        return run_training(config, dry_run=options.dry_run, empty_first=options.smoke)
     except UserError as error:
         # The ranks of a host read the same command line and files, so one of them speaks for all.
         silent = isinstance(error, PeerError) or (isinstance(error, ConfigError) and local_rank)
@@ -117,56 +111,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; start again to resume from the last checkpoint", file=sys.stderr)
         return INTERRUPTED
-
-
-def _train(config: Config, *, dry_run: bool, smoke: bool) -> int:
-    from simpro_fast.distributed.environment import check_launch
-    from simpro_fast.distributed.process_group import start_ranks, stop_ranks
-    from simpro_fast.fault_tolerance.exit_code import conclude
-    from simpro_fast.fault_tolerance.watchdog import Watchdog
-    from simpro_fast.run.banner import announce_launch
-    from simpro_fast.run.export import check_report_packages
-    from simpro_fast.run.lock import RunLock
-    from simpro_fast.run.resume import is_finished
-    from simpro_fast.training.trainer import Trainer
-
-    check_launch(config)
-    check_report_packages(config)
-    ranks = start_ranks(config)
-    log_to_terminal(ranks.is_main)
-    watchdog = Watchdog(config, ranks, write=not dry_run)
-    lock = RunLock(config.run_dir, ranks)
-    try:
-        announce_launch(config, ranks)
-        if not dry_run:
-            lock.take()
-        if smoke and not dry_run:
-            _clear_smoke_run(config, ranks)
-        if not dry_run and is_finished(config, ranks):
-            return DONE
-        watchdog.start()
-        with ExitStack() as stack:
-            try:
-                trainer = Trainer(config, ranks, write=not dry_run, watchdog=watchdog)
-                stack.callback(trainer.close)
-                if dry_run:
-                    trainer.dry_run()
-                else:
-                    trainer.fit()
-            except BaseException as error:
-                # While the process group still stands: others may be waiting for this rank in it.
-                return conclude(error, watchdog)
-        return DONE
-    finally:
-        stop_ranks()
-        watchdog.close()
-        lock.release()
-
-
-def _clear_smoke_run(config: Config, ranks: Ranks) -> None:
-    """Empty the run directory; a finished smoke run would else have nothing to do."""
-    if ranks.is_main and (left := list(config.run_dir.iterdir())):
-        logging.getLogger(__name__).info("%s: emptied for this smoke run", config.run_dir)
-        for path in left:  # the folder itself is locked
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    ranks.barrier()
