@@ -26,11 +26,13 @@ EXTRAS = {
     ],
     "export": ["onnx>=1.16"],  # exported graphs
     "parquet": ["pyarrow>=15"],  # manifests in Parquet
+    "heif": ["pillow-heif>=0.20"],  # prepare --pack reads the HEIC photos of iPhones
     "torchvision": ["torchvision>=0.21"],  # its classifiers as model.name: torchvision/<name>
 }
 EXTRAS["dev"] = (
     EXTRAS["report"]
     + EXTRAS["parquet"]
+    + EXTRAS["heif"]
     + EXTRAS["torchvision"]
     + [
         "pytest>=8",  # tests

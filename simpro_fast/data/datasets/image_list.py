@@ -18,7 +18,16 @@ import numpy as np
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset, Rows
-from simpro_fast.data.files.decode import CHANGED, OK, Facts, ImageSource, read_header, size_status
+from simpro_fast.data.files.decode import (
+    CHANGED,
+    NOT_FROM_FILES,
+    OK,
+    Facts,
+    ImageSource,
+    is_heif_name,
+    read_header,
+    size_status,
+)
 from simpro_fast.data.files.manifest import EVALUATED, Manifest, Row, read_manifest
 from simpro_fast.data.files.packed import open_packed, square
 from simpro_fast.data.files.scan_folders import scan_folders
@@ -172,6 +181,9 @@ def with_sizes(manifest: Manifest, data: DataConfig) -> Manifest:
 
     def look(row: Row) -> Facts:
         image = row.image
+        if is_heif_name(str(image)):
+            cure = "or set data.packed, the array of prepare --pack PX"
+            return Facts(status=f"unsupported: {NOT_FROM_FILES}, {cure}")
         if not row.sha256:
             facts = read_header(image, data.max_megapixels)
         else:
