@@ -20,7 +20,6 @@ from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset, Rows
 from simpro_fast.data.files.decode import (
     CHANGED,
-    NOT_FROM_FILES,
     OK,
     Facts,
     ImageSource,
@@ -181,10 +180,7 @@ def with_sizes(manifest: Manifest, data: DataConfig) -> Manifest:
 
     def look(row: Row) -> Facts:
         image = row.image
-        if is_heif_name(str(image)):
-            cure = "or set data.packed, the array of prepare --pack PX"
-            return Facts(status=f"unsupported: {NOT_FROM_FILES}, {cure}")
-        if not row.sha256:
+        if not row.sha256 or is_heif_name(str(image)):  # which only packing can have taken
             facts = read_header(image, data.max_megapixels)
         else:
             try:

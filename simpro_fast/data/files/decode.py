@@ -45,8 +45,10 @@ FORMATS = ("JPEG", "MPO", "PNG", "BMP", "WEBP")
 """What is read, in Pillow's names. MPO is the JPEG of phones with a second picture in it."""
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _HEIF_NAMES = (".heic", ".heif")
-NOT_FROM_FILES = "HEIC, which the decoder of training cannot read; convert it to JPEG"
-_PACK_IT = "name it .heic and train from prepare --pack PX"
+_ONLY_PACKED = (
+    "unsupported: HEIC, which the decoder of training cannot read; convert it to JPEG, or train "
+    "from the array of prepare --pack PX, which reads files named .heic"
+)
 OK = "ok"
 UNREADABLE = "unreadable"
 CHANGED = "changed"
@@ -123,7 +125,7 @@ def check_file(
     """Read the whole file, decode it, hash it.
 
     Args:
-        decoder: another decoder, of which the same picture is asked as of Pillow, unless it is HEIC.
+        decoder: another decoder, of which the same picture is asked as of Pillow, but for HEIC.
         megapixels: the largest picture that is decoded.
         packing: HEIC is read.
     """
@@ -201,7 +203,7 @@ def _look(
     if size == 0:
         return Facts(status="damaged: empty file"), None
     if _is_heif(file.read(12)):
-        status = _no_heif() if heif else f"unsupported: {NOT_FROM_FILES}, or {_PACK_IT}"
+        status = _no_heif() if heif else _ONLY_PACKED
         if status != OK:
             return Facts(0, 0, size, status=status), None
     file.seek(0)
