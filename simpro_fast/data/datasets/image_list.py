@@ -35,6 +35,7 @@ from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL
 from simpro_fast.utils.machine import cpu_cores
+from simpro_fast.utils.names import hint, look_alikes
 from simpro_fast.utils.parallel_map import in_order
 from simpro_fast.utils.regular_file import check_regular
 
@@ -168,6 +169,8 @@ def _listed(data: DataConfig) -> Manifest:
     manifest, ignored = scan_folders(data.labeled, data.unlabeled, data.val)
     for line in ignored.lines():
         logger.info("ignored: %s", line)
+    for line in ignored.notes:
+        logger.info("note: %s", line)
     return manifest
 
 
@@ -251,11 +254,14 @@ def _check_classes(data: DataConfig, manifest: Manifest, labels: np.ndarray) -> 
         raise UserError(f"{data.manifest}: {found}; at least two classes are needed")
     splits = np.array([row.split for row in manifest.rows])
     counts = np.bincount(labels[splits == "labeled"], minlength=len(names))
+    for pair in look_alikes(names):
+        logger.warning("classes %s; if they are one, give them one name", pair, extra=FOUND_BY_ALL)
     if not counts.all() and not data.allow_empty_classes:
         name = names[int(np.flatnonzero(counts == 0)[0])]
+        near = hint(name, [other for other, count in zip(names, counts, strict=True) if count])
         raise ConfigError(
-            f"class {name!r} has no labeled image; add some, remove its folder, or set "
-            "data.allow_empty_classes=true"
+            f"class {name!r} has no labeled image{near}; add some, "
+            "remove its folder, or set data.allow_empty_classes=true"
         )
     if not counts.any() or not (splits == "unlabeled").any():
         kind = "unlabeled" if counts.any() else "labeled"

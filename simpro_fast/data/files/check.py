@@ -22,6 +22,7 @@ from simpro_fast.data.files.decode import (
 )
 from simpro_fast.data.files.manifest import EVALUATED, SPLITS, Manifest, Row, csv_bytes
 from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.names import hint
 from simpro_fast.utils.parallel_map import in_order
 from simpro_fast.utils.regular_file import read_regular
 
@@ -122,7 +123,10 @@ def nothing_to_learn_from(checked: Checked) -> str | None:
     counts = checked.counts()["labeled"]
     for name in checked.manifest.class_names:
         if not counts[name]:
-            return f"class {name!r} has no usable labeled image; add some or remove its folder"
+            near = hint(name, counts)
+            return (
+                f"class {name!r} has no usable labeled image{near}; add some or remove its folder"
+            )
     listed = any(row.split == "unlabeled" for row in checked.manifest.rows)
     if listed and not checked.counts()["unlabeled"].total():
         return "no unlabeled image can be used; see the list above"

@@ -145,7 +145,7 @@ def read_manifest(path: Path) -> Manifest:
     spelled: dict[str, dict[str, str]] = {}
     rows = [_row(record, base, f"{path} line {line}", spelled) for line, record in records]
     if table is not None and table.unfinished and rows:
-        _check_last(path, records[-1][0], rows[-1])
+        _check_last(path, *table.records[-1], rows[-1].path)
     seen: set[tuple[str, str, bool]] = set()
     for (line, _), row in zip(records, rows, strict=True):
         # An image may serve as a labeled and as an unlabeled one, but not twice as either.
@@ -175,7 +175,7 @@ def _to_csv(manifest: Manifest) -> bytes:
         yield columns
         for row in manifest.rows:
             values = [getattr(row, name) for name in columns]
-            yield [_relative(row.path, manifest.base), *values[1:]]
+            yield [relative(row.path, manifest.base), *values[1:]]
 
     return csv_bytes(rows)
 
@@ -185,19 +185,21 @@ def _columns(manifest: Manifest) -> tuple[str, ...]:
     return COLUMNS if in_shards else tuple(name for name in COLUMNS if name not in _OF_SHARDS)
 
 
-def _relative(path: str, base: Path) -> str:
+def relative(path: str, base: Path) -> str:
+    """A path as it stands in a file in `base`."""
     inside = f"{base}{os.sep}"
     # The usual case by hand: relpath takes ten seconds for a million paths.
     short = path[len(inside) :] if path.startswith(inside) else os.path.relpath(path, base)
     return short.replace(os.sep, "/")
 
 
-def _check_last(path: Path, line: int, row: Row) -> None:
+def _check_last(path: Path, line: int, record: dict[str, str], image: str) -> None:
     """A line without an end may be whole; where it is wrong as well, that is the reason."""
-    if row.status != OK and ":" not in row.status:
-        raise cut_off(path, line, f"status={row.status!r}")
-    if not os.path.lexists(row.path):
-        raise cut_off(path, line, f"{row.path} does not exist")
+    status = record.get("status", OK)
+    if status != OK and ":" not in status:
+        raise cut_off(path, line, f"status={status!r}")
+    if not os.path.lexists(image):
+        raise cut_off(path, line, f"{image} does not exist")
 
 
 def _row(record: dict[str, Any], base: Path, where: str, spelled: dict[str, dict[str, str]]) -> Row:
@@ -251,7 +253,7 @@ def _pyarrow() -> Any:
 def _write_parquet(manifest: Manifest, path: Path) -> None:
     arrow = _pyarrow()
     columns = {name: [getattr(row, name) for row in manifest.rows] for name in _columns(manifest)}
-    columns["path"] = [_relative(row.path, manifest.base) for row in manifest.rows]
+    columns["path"] = [relative(row.path, manifest.base) for row in manifest.rows]
     try:
         table = arrow.table(columns)
     except UnicodeEncodeError:
