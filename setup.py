@@ -30,12 +30,14 @@ EXTRAS = {
         "onnxruntime>=1.18",  # runs the exported graph, to compare it with PyTorch
     ],
     "parquet": ["pyarrow>=15"],  # manifests in Parquet
+    "heif": ["pillow-heif>=0.20"],  # prepare --pack reads the HEIC photos of iPhones
     "torchvision": ["torchvision>=0.21"],  # its classifiers as model.name: torchvision/<name>
 }
 EXTRAS["dev"] = (
     EXTRAS["report"]
     + EXTRAS["export"]
     + EXTRAS["parquet"]
+    + EXTRAS["heif"]
     + EXTRAS["torchvision"]
     + [
         "pytest>=8",  # tests
