@@ -26,12 +26,16 @@ EXTRAS = {
     ],
     "export": ["onnx>=1.16"],  # exported graphs
     "parquet": ["pyarrow>=15"],  # manifests in Parquet
+    "wandb": ["wandb>=0.18"],  # log.wandb: numbers and figures on Weights & Biases
+    "mlflow": ["mlflow-skinny>=3"],  # log.mlflow: the same on MLflow; the client, without a server
     "torchvision": ["torchvision>=0.21"],  # its classifiers as model.name: torchvision/<name>
 }
 EXTRAS["dev"] = (
     EXTRAS["report"]
     + EXTRAS["parquet"]
     + EXTRAS["torchvision"]
+    + EXTRAS["wandb"]
+    + EXTRAS["mlflow"]
     + [
         "pytest>=8",  # tests
         "pytest-xdist>=3.6",  # two of them at a time, which halves the time on two cores

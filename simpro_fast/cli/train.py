@@ -125,13 +125,13 @@ def _train(config: Config, *, dry_run: bool, smoke: bool) -> int:
     from simpro_fast.fault_tolerance.exit_code import conclude
     from simpro_fast.fault_tolerance.watchdog import Watchdog
     from simpro_fast.run.banner import announce_launch
-    from simpro_fast.run.export import check_report_packages
     from simpro_fast.run.lock import RunLock
+    from simpro_fast.run.loggers.build import check_packages
     from simpro_fast.run.resume import is_finished
     from simpro_fast.training.trainer import Trainer
 
     check_launch(config)
-    check_report_packages(config)
+    check_packages(config)
     ranks = start_ranks(config)
     log_to_terminal(ranks.is_main)
     watchdog = Watchdog(config, ranks, write=not dry_run)

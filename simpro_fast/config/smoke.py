@@ -20,7 +20,7 @@ SIZES = (
     *("data.mu=1", "data.labeled_max=2", "data.unlabeled_max=4"),
     "data.test_per_class=1",
     *("evaluate.every=1", "evaluate.batch_size=32"),
-    *("log.figures=false", "log.tensorboard=false"),
+    *(f"log.{logger}=false" for logger in ("figures", "tensorboard", "wandb", "mlflow")),
 )
 LABELED_PER_RANK = 2
 LARGEST_IMAGE = 64
