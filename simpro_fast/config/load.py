@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -86,6 +88,33 @@ def apply_overrides(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any
     for item in overrides:
         _apply_override(tree, item)
     return tree
+
+
+def read_values(what: str, text: str) -> list[Any]:
+    """Values separated by commas, each read as YAML, as those of overrides are.
+
+    Args:
+        what: named in the error.
+
+    Raises:
+        ConfigError: it is no YAML.
+    """
+    try:
+        values = yaml.load(f"[{text}]", Loader=_Loader)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from None
+    except (yaml.YAMLError, RecursionError):
+        raise ConfigError(f"{what}: cannot read the values {shown(text)} as YAML") from None
+    return list(values)
+
+
+def written_value(value: Any) -> str:
+    """What an override reads as `value`, on one line."""
+    if isinstance(value, str):
+        with suppress(ConfigError, yaml.YAMLError):
+            if yaml.load(value, Loader=_Loader) == value:
+                return value  # needs no quotes
+    return json.dumps(value, ensure_ascii=False)
 
 
 def parse_config(tree: dict[str, Any]) -> Config:
