@@ -4,10 +4,53 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any, NoReturn
 
+from simpro_fast.cli.key_hints import hint
+from simpro_fast.config.load import is_config_name
 from simpro_fast.errors import ConfigError
+
+
+def positive(text: str) -> int:
+    """A whole number above 0, for `type=`."""
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+class _Version(argparse.Action):
+    """Looked up when asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        print(f"simpro_fast {version('simpro_fast')}")
+        parser.exit()
+
+
+_COMMON: dict[str, tuple[str, dict[str, Any]]] = {
+    "json": (
+        "--json",
+        {"action": "store_true", "help": "print one JSON document and nothing else on stdout"},
+    ),
+    "quiet": ("--quiet", {"action": "store_true", "help": "say nothing but errors"}),
+    "device": (
+        "--device",
+        {
+            "choices": ("auto", "cpu", "cuda"),
+            "default": "auto",
+            "help": "where the network runs; auto: a GPU where there is one",
+        },
+    ),
+    "batch_size": (
+        "--batch-size",
+        {"type": positive, "default": 256, "metavar": "N", "help": "images per forward pass (256)"},
+    ),
+    "threads": (
+        "--threads",
+        {"type": positive, "metavar": "N", "help": "CPU threads; default: the cores there are"},
+    ),
+}
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -27,28 +70,29 @@ class CommandParser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        self.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see --help")
 
-    def parse(
-        self, arguments: Sequence[str] | None, hint: Callable[[str], str | None] | None = None
-    ) -> argparse.Namespace:
+    def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
         """Parse; overrides (`key.sub=value`) may stand anywhere between flags.
 
-        Args:
-            hint: what to say of an unknown flag instead of the nearest one.
+        Where there is `--config`, a first word that names a configuration is taken for it.
 
         Raises:
-            ConfigError: an unknown flag, a missing or an impossible value.
+            ConfigError: an unknown flag, a missing or an impossible value. A flag that is a
+                configuration key is answered with the key.
         """
         known, rest = self.parse_known_args(arguments)
         unknown = [item for item in rest if item.startswith("-") or not hasattr(known, "overrides")]
         if unknown:
-            said = hint(unknown[0]) if hint else None
+            said = hint(unknown[0]) if hasattr(known, "overrides") else None
             raise ConfigError(f"unknown argument {unknown[0]}{said or self._nearest(unknown[0])}")
         if rest:
             known.overrides += rest
+        if getattr(known, "config", "") is None and is_config_name(*known.overrides[:1]):
+            known.config = known.overrides.pop(0)
         return known
 
     def add_overrides(self, help: str | None = None) -> None:
@@ -56,6 +100,15 @@ class CommandParser(argparse.ArgumentParser):
         # The deepspeed launcher's own; the environment has it too.
         self.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
         self.add_argument("overrides", nargs="*", metavar="key.sub=value", help=help)
+
+    def add_common(self, *names: str) -> None:
+        """Add flags that verbs share: `json`, `quiet`, `device`, `batch_size`, `threads`.
+
+        `--version` and `--help` belong to every verb.
+        """
+        for name in names:
+            flag, options = _COMMON[name]
+            self.add_argument(flag, **options)
 
     def _nearest(self, argument: str) -> str:
         flags = [f.lstrip("-") for action in self._actions for f in action.option_strings]

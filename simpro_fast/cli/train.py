@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from simpro_fast.cli.key_hints import hint
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.cli.sweep import add_sweep_flags, launcher_of, members_of, wants_sweep
 from simpro_fast.config import Config, dump_config, load_config, load_smoke_config
@@ -44,7 +43,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     add_sweep_flags(parser)
     parser.add_overrides()
-    options = parser.parse(arguments, hint)
+    options = parser.parse(arguments)
     if options.config is None:
         raise ConfigError("--config is missing; for example --config digits_lt/reversed")
     single = {"print-config": options.print_config, "dry-run": options.dry_run}

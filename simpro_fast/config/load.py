@@ -176,6 +176,16 @@ def find_config(source: str | Path) -> Path:
     raise ConfigError(f"no configuration file {source}{hint}")
 
 
+def is_config_name(word: str = "") -> bool:
+    """Whether a word can only mean a configuration: a YAML file, or a name in a shipped folder."""
+    if "=" in word or not word:
+        return False
+    path = Path(word.removeprefix("configs/"))
+    return path.suffix in (".yaml", ".yml") or bool(
+        not Path(word).exists() and path.parts and _stems(shipped_configs() / path.parts[0])
+    )
+
+
 def _stems(folder: Path) -> list[str]:
     """Names of a folder's configurations; in one like `_base` there are only parts of them."""
     if folder.name.startswith("_") or not folder.is_dir():
