@@ -179,7 +179,7 @@ def folder_name(key: str, value: Any) -> str:
     ends in a part of its digest.
     """
     text = value_text(value)
-    shown = re.sub(r"[^A-Za-z0-9._-]+", ".", text)[:_LONGEST]
+    shown = re.sub(r"[^A-Za-z0-9._-]+", ".", text).strip(".")[:_LONGEST]
     if shown != text or not text:
         shown += f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return f"{key}-{shown}"
