@@ -31,6 +31,8 @@ EXTRAS = {
     ],
     "parquet": ["pyarrow>=15"],  # manifests in Parquet
     "heif": ["pillow-heif>=0.20"],  # prepare --pack reads the HEIC photos of iPhones
+    "wandb": ["wandb>=0.18"],  # log.wandb: numbers and figures on Weights & Biases
+    "mlflow": ["mlflow-skinny>=3"],  # log.mlflow: the same on MLflow; the client, without a server
     "torchvision": ["torchvision>=0.21"],  # its classifiers as model.name: torchvision/<name>
 }
 EXTRAS["dev"] = (
@@ -39,6 +41,8 @@ EXTRAS["dev"] = (
     + EXTRAS["parquet"]
     + EXTRAS["heif"]
     + EXTRAS["torchvision"]
+    + EXTRAS["wandb"]
+    + EXTRAS["mlflow"]
     + [
         "pytest>=8",  # tests
         "pytest-xdist>=3.6",  # two of them at a time, which halves the time on two cores

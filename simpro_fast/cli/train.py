@@ -7,20 +7,13 @@ import sys
 from collections.abc import Sequence
 
 from simpro_fast.cli.parser import CommandParser
+from simpro_fast.cli.sweep import add_sweep_flags, launcher_of, members_of, wants_sweep
 from simpro_fast.config import dump_config, load_config, load_smoke_config
-from simpro_fast.config.smoke import FOLDER as SMOKE_FOLDER
+from simpro_fast.config.smoke import refuse_smoke_folder
 from simpro_fast.errors import ConfigError, PeerError, UserError
 from simpro_fast.printable import show
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
-
-# Given to the script they would silently start something smaller than was asked for.
-LAUNCHER_FLAGS = {
-    *("--hostfile", "--num-gpus", "--num-nodes", "--include", "--exclude", "--no-ssh"),
-    *("--node-rank", "--nnodes", "--nproc-per-node", "--master-addr", "--master-port"),
-}
-# What other programs call it; here it is a key, and needs nothing said.
-RESUME_FLAGS = {"--resume", "--continue", "--restart", "--resume-from", "--resume_from"}
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -40,26 +33,16 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="train three steps at the smallest sizes in <output_dir>/smoke/, emptied first; "
         "with --print-config: list the changes",
     )
+    add_sweep_flags(parser)
     parser.add_overrides()
-    options = parser.parse(arguments, _hint)
+    options = parser.parse(arguments)
     if options.config is None:
         raise ConfigError("--config is missing; for example --config digits_lt/reversed")
+    single = {"print-config": options.print_config, "dry-run": options.dry_run}
+    alone = [flag for flag, given in {**single, "smoke": options.smoke}.items() if given]
+    if wants_sweep(options) and alone:
+        raise ConfigError(f"--{alone[0]} is for one run, without --grid, --seeds and --launcher")
     return options
-
-
-def _hint(argument: str) -> str | None:
-    """What users of other programs mean by a flag that we lack."""
-    flag = argument.partition("=")[0]
-    if flag.replace("_", "-") in LAUNCHER_FLAGS:
-        return "; it is the launcher's, and belongs before launch/train.py"
-    if flag in RESUME_FLAGS:
-        return (
-            "; the same command goes on by itself from the newest checkpoint, "
-            "see checkpoint.resume=auto|none|PATH"
-        )
-    if "=" in argument:
-        return f"; configuration keys have no dashes: {argument.lstrip('-')}"
-    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         local_rank = local_rank_from_environment()
         options = parse_arguments(arguments)
         changes: list[str] = []
+        if wants_sweep(options):
+            return _sweep(options)
         if options.smoke:
             world_size = world_size_from_environment()
             config, changes = load_smoke_config(options.config, options.overrides, world_size)
@@ -90,11 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if rank == 0:
                 print("".join(f"# --smoke: {c}\n" for c in changes) + dump_config(config), end="")
             return DONE
-        if not options.smoke and config.name.split("/")[0] == SMOKE_FOLDER:
-            raise ConfigError(
-                f"name={config.name}: folders below {SMOKE_FOLDER}/ are emptied by --smoke; "
-                "choose another name, or add --smoke"
-            )
+        if not options.smoke:
+            refuse_smoke_folder(config)
         from simpro_fast.training.launch import run_training
 
         return run_training(config, dry_run=options.dry_run, empty_first=options.smoke)
@@ -111,3 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; start again to resume from the last checkpoint", file=sys.stderr)
         return INTERRUPTED
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from simpro_fast.cli.members import print_commands, train_members
+
+    members = members_of([options.config], options.grid, options.seeds, options.overrides)
+    act = print_commands if options.print_commands else train_members
+    return act(members, launcher_of(options))

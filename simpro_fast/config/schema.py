@@ -194,6 +194,12 @@ class LogConfig(Section):
     progress: Literal["auto", "on", "off"] = Field("auto", **NOTHING)
     """A live line on a terminal; `auto`: where the output is one."""
     tensorboard: bool = Field(True, **NOTHING)
+    wandb: bool | str = Field(False, **NOTHING)
+    """Weights & Biases: a project name, or true for `simpro_fast`. Login and mode as usual there:
+    WANDB_API_KEY, WANDB_MODE=offline."""
+    mlflow: bool | str = Field(False, **NOTHING)
+    """MLflow: an experiment name, or true for `simpro_fast`; on MLFLOW_TRACKING_URI, without it in
+    `<output_dir>/mlruns`."""
     figures: bool = Field(True, **NOTHING)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import resource
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,26 +22,11 @@ from simpro_fast.inference.model_file import DESCRIPTION, WEIGHTS, ModelFile, sh
 from simpro_fast.report.figures import ViewsFigure, write_report
 from simpro_fast.report.terminal import print_summary
 from simpro_fast.run.directory import RunDirectory
-from simpro_fast.run.tensorboard import lacks
 from simpro_fast.utils.atomic_write import replacing, write_atomically, write_json
 from simpro_fast.utils.machine import machine_name
 from simpro_fast.utils.provenance import library_versions
 
 logger = logging.getLogger(__name__)
-
-
-def check_report_packages(config: Config) -> None:
-    """Find out before training, not after it, that figures cannot be drawn.
-
-    Raises:
-        UserError: naming the key, the package and the pip line.
-    """
-    for key, wanted, package in (
-        ("log.figures", config.log.figures, "matplotlib"),
-        ("log.tensorboard", config.log.tensorboard, "tensorboard"),
-    ):
-        if wanted and importlib.util.find_spec(package) is None:
-            raise lacks(key, package)
 
 
 def peak_memory_mib(device: torch.device) -> float:
@@ -94,22 +79,26 @@ def write_results(
     views: ViewsFigure | None,
     *,
     finished: bool,
-) -> None:
+) -> list[Path]:
     """The files of a trained run, and its table on the terminal.
 
     Args:
         views: None: no figures.
         finished: False leaves summary.json out, so that the next start goes on.
+
+    Returns:
+        the figures, PNG files.
     """
     file = export_model(run, trained, weights)
     write_atomically(run.path / CARD, model_card(file, summary, trained.dataset.name))
     print_summary(summary)
-    if views is not None:
-        for path in write_report(run.path, views, summary=summary):
-            logger.info("figure %s", path)
+    figures = [] if views is None else write_report(run.path, views, summary=summary)
+    for path in figures:
+        logger.info("figure %s", path)
     if finished:  # last, since the presence of the file says so
         write_json(run.summary, summary)
         logger.info("summary %s", run.summary)
+    return figures
 
 
 def summarise(trained: TrainedRun) -> dict[str, Any]:

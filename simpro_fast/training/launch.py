@@ -14,8 +14,8 @@ from simpro_fast.distributed.process_group import Ranks, start_ranks, stop_ranks
 from simpro_fast.fault_tolerance.exit_code import conclude
 from simpro_fast.fault_tolerance.watchdog import Watchdog
 from simpro_fast.run.banner import announce_launch
-from simpro_fast.run.export import check_report_packages
 from simpro_fast.run.lock import RunLock
+from simpro_fast.run.loggers.build import check_packages
 from simpro_fast.run.resume import is_finished
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.logs import log_to_terminal
@@ -41,7 +41,7 @@ def run_training(
         UserError: the launch cannot work, or the run directory is in use; a guest gets all errors.
     """
     check_launch(config)
-    check_report_packages(config)
+    check_packages(config)
     joined = dist.is_initialized()
     ranks = start_ranks(config)
     log_to_terminal(ranks.is_main)
