@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -75,10 +76,12 @@ def tiny(tmp_path: Path) -> Callable[..., Config]:
     """A factory of tiny configurations under `tmp_path`; arguments are `{"section.key": value}`."""
 
     def make(changes: dict[str, Any] | None = None) -> Config:
-        tree = {k: dict(v) if isinstance(v, dict) else v for k, v in TINY.items()}
+        tree = copy.deepcopy(TINY)
         tree["output_dir"] = str(tmp_path / "runs")
         for dotted, value in (changes or {}).items():
             *sections, key = dotted.split(".")
+            if sections == ["method"]:  # as an override of the command line
+                tree["methods"]["simpro"].pop(key, None)
             node = tree
             for section in sections:
                 node = node.setdefault(section, {})

@@ -141,7 +141,8 @@ def with_method_defaults(tree: dict[str, Any]) -> dict[str, Any]:
     """`tree` with what its section `methods` says of the chosen method put into `method`.
 
     So one file has the values of an experiment for every method: `methods: {simpro: {tau: 1.0}}`.
-    Keys of `method` in the same or a nearer file win, see `_forget_defaults`.
+    They win over `method` in the same file or a base, and nearer files over them, see
+    `_forget_defaults`.
 
     Raises:
         ConfigError: `methods` does not hold sections by method.
@@ -158,7 +159,7 @@ def with_method_defaults(tree: dict[str, Any]) -> dict[str, Any]:
     for name in defaults:
         if name not in METHODS and "." not in name:
             raise ConfigError(f"methods: there is no method '{name}'{_nearest(name, [*METHODS])}")
-    return {**rest, "method": {**defaults.get(method.get("name", DEFAULT), {}), **method}}
+    return {**rest, "method": {**method, **defaults.get(method.get("name", DEFAULT), {})}}
 
 
 def dump_config(config: Config) -> str:
