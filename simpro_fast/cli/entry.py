@@ -20,6 +20,7 @@ VERBS = {
     "export": "write a trained network as ONNX, or as a folder for a model hub",
     "report": "table and figures of a finished run",
     "doctor": "check a machine or an allocation before training",
+    "watch": "how a run stands: progress, estimated class distribution, accuracy, ranks",
 }
 
 
