@@ -19,8 +19,10 @@ VERBS = {
     "predict": "classify images: files, folders, tar shards, lists",
     "pseudo": "pseudo-labels of a run's unlabeled images, and which to label next",
     "prepare": "check a data set before training, and write its manifest",
+    "export": "write a trained network as ONNX, or as a folder for a model hub",
     "report": "table and figures of a finished run",
     "doctor": "check a machine or an allocation before training",
+    "watch": "how a run stands: progress, estimated class distribution, accuracy, ranks",
 }
 
 

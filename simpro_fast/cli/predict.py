@@ -232,8 +232,9 @@ class _Run:
                 f"the first {outputs.rows:,} images are not those of the run that stopped; give "
                 "the same sources, or --overwrite to start anew"
             )
-        progress = ProgressLine("predicted", "images", shown=not self._options.quiet)
-        progress(outputs.rows)
+        progress = ProgressLine(
+            *("predicted", "images"), start=outputs.rows, shown=not self._options.quiet
+        )
         for chunk, columns in self._chunks(items):
             for item in chunk.items:
                 self._list(item)

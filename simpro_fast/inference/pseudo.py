@@ -7,7 +7,7 @@ from itertools import islice
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from simpro_fast.data.files.decode import OK
 from simpro_fast.errors import UserError
@@ -15,8 +15,8 @@ from simpro_fast.inference.model import TrainedModel
 from simpro_fast.inference.predict import Chunk, classify, forward, margin_and_entropy
 from simpro_fast.inference.queue import Measure, choose_apart, class_weights
 from simpro_fast.inference.unlabeled import UnlabeledSet
-from simpro_fast.methods.build import build_method
 from simpro_fast.methods.output import PseudoLabels
+from simpro_fast.methods.registry import build_method, setting_of
 from simpro_fast.models.head import head_of
 from simpro_fast.utils.parallel_map import in_order
 
@@ -32,18 +32,24 @@ class TrainingRule:
     """
 
     def __init__(self, unlabeled: UnlabeledSet, model: TrainedModel) -> None:
-        config, split = unlabeled.config.method, unlabeled.split
-        method = build_method(config, split.labeled_counts, alpha=1.0, strong_views=1)
-        if not hasattr(method, "pseudo_labels"):
-            raise UserError(
-                f"method.name={config.name}: its pseudo-labels need more than an image's logits; "
-                "use predict"
-            )
+        config, split, head = unlabeled.config, unlabeled.split, head_of(model.module)
+        setting = setting_of(
+            config,
+            labeled_counts=split.labeled_counts,
+            num_unlabeled=len(split.unlabeled),
+            features=head.in_features if isinstance(head, nn.Linear) else 0,
+            image_size=model.file.image_size,
+            alpha=1.0,  # weighs losses, of which there are none here
+        )
+        method = build_method(config.method, setting)
         method.impl = "auto"  # the training may have had another device
         for name in ("pi_u", "phi"):
-            getattr(method, name).copy_(torch.tensor(getattr(model.file, name)))
+            getattr(method, name).copy_(
+                torch.tensor(getattr(model.file, name), dtype=torch.float64)
+            )
         self._method = method.to(model.device).eval()
         self._device = model.device
+        self(np.zeros((1, len(model.class_names)), np.float32))  # whether it can, at once
 
     @property
     def threshold(self) -> float:
@@ -53,6 +59,11 @@ class TrainingRule:
     def __call__(self, logits: np.ndarray) -> PseudoLabels:
         """Of plain logits, float32 [n, K]; tensors on the CPU."""
         found = self._method.pseudo_labels(torch.from_numpy(logits).to(self._device))
+        if found is None:
+            raise UserError(
+                f"{type(self._method).__name__}: its pseudo-labels need more than the logits of an "
+                "image; predict gives the network's answers"
+            )
         return PseudoLabels(found.labels.cpu(), found.probability.cpu(), found.kept.cpu())
 
 

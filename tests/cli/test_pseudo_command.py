@@ -19,7 +19,7 @@ import torch
 from scipy.special import softmax
 
 from simpro_fast import SimPro, load_model
-from simpro_fast.cli import pseudo
+from simpro_fast.cli import prepare, pseudo
 from simpro_fast.config.schema import Config
 from simpro_fast.data.splits.split import load_split
 from tests.data.image_folders import picture, save, tidy
@@ -58,7 +58,8 @@ def own_images(root: Path, **data: Any) -> Config:
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return train(
         tmp_path_factory.mktemp("digits"),
-        method={"tau": 2.0, "threshold": THRESHOLD, "alpha_max": 1.0},
+        method={"threshold": THRESHOLD, "alpha_max": 1.0},
+        methods={"simpro": {"tau": 2.0}},
     )
 
 
@@ -125,7 +126,8 @@ def test_own_images_and_their_queue(own: tuple[Path, Path], command: Command) ->
     assert 18 <= len(set(names)) == len(names) <= 24
     assert sum(name == "000.jpg" or name.startswith("copy") for name in names) == 1
     again = Path("again")
-    assert command(run, "--queue", "100", "--output", again / "p.csv", "--base", root)[0] == 0
+    arguments = ("--queue", "100", "--batch-size", "7", "--base", root)
+    assert command(run, *arguments, "--output", again / "p.csv")[0] == 0
     assert [Path(row["path"]).name for row in rows(again / "queue.csv")] == names
     assert rows(again / "queue.csv")[0]["path"] == f"unlabeled/{names[0]}"
     for measure, sign in (("margin", 1), ("entropy", -1)):
@@ -149,6 +151,26 @@ def test_labels_in_a_queue_are_never_lost(own: tuple[Path, Path], command: Comma
     code, _, err = command(run, "--queue", "3", "--overwrite")
     assert code == 1 and "queue.csv: holds 1 label(s)" in err and "--add-labels" in err
     assert "owls" in queue.read_text()
+
+
+def test_filled_in_labels_join_the_labeled_images(
+    own: tuple[Path, Path], command: Command, tmp_path: Path
+) -> None:
+    root, run = own
+    assert command(run, "--queue", "3", "--quiet")[0] == 0
+    queue = rows(run / "queue.csv")
+    with (run / "queue.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, queue[0])
+        writer.writeheader()
+        writer.writerows([{**queue[0], "label": "owls"}, queue[1], {**queue[2], "label": "cats"}])
+    folders = [f"--{part}={root / part}" for part in ("labeled", "unlabeled", "val")]
+    out = tmp_path / "prepared"
+    added = prepare.main([*folders, f"--output={out}", f"--add-labels={run / 'queue.csv'}"])
+    assert added == 0
+    given = {Path(row["path"]).name: row for row in rows(out / "manifest.csv")}
+    for row, label in zip(queue, ("owls", "", "cats"), strict=True):
+        found = given[Path(row["path"]).name]
+        assert (found["label"], found["split"]) == (label, "labeled" if label else "unlabeled")
 
 
 def check_tasks(tasks: Any, config: ElementTree.Element) -> None:
