@@ -41,7 +41,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--config", help="YAML file or the name of a shipped one: digits_lt/reversed (required)"
     )
     parser.add_argument("--print-config", action="store_true", help="print all keys and exit")
-    parser.add_argument("--dry-run", action="store_true", help="train one step and write nothing")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="train some steps, say how long the run takes, and write nothing",
+    )
     parser.add_argument(
         "--smoke",
         action="store_true",
@@ -128,6 +132,7 @@ def _train(config: Config, *, dry_run: bool, smoke: bool) -> int:
     from simpro_fast.run.export import check_report_packages
     from simpro_fast.run.lock import RunLock
     from simpro_fast.run.resume import is_finished
+    from simpro_fast.training.dry_run import dry_run as try_steps
     from simpro_fast.training.trainer import Trainer
 
     check_launch(config)
@@ -138,11 +143,15 @@ def _train(config: Config, *, dry_run: bool, smoke: bool) -> int:
     lock = RunLock(config.run_dir, ranks)
     try:
         announce_launch(config, ranks)
-        if not dry_run:
+        if dry_run:
+            lock.probe()
+        else:
             lock.take()
-        if smoke and not dry_run:
-            _clear_smoke_run(config, ranks)
-        if not dry_run and is_finished(config, ranks):
+            if smoke:
+                _clear_smoke_run(config, ranks)
+        # What a smoke run finds there it empties, so its dry run does not look.
+        finished = not (dry_run and smoke) and is_finished(config, ranks)
+        if finished and not dry_run:
             return DONE
         watchdog.start()
         with ExitStack() as stack:
@@ -150,7 +159,7 @@ def _train(config: Config, *, dry_run: bool, smoke: bool) -> int:
                 trainer = Trainer(config, ranks, write=not dry_run, watchdog=watchdog)
                 stack.callback(trainer.close)
                 if dry_run:
-                    trainer.dry_run()
+                    try_steps(trainer, fresh=smoke)
                 else:
                     trainer.fit()
             except BaseException as error:
