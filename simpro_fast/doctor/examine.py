@@ -92,9 +92,12 @@ def examine(config: Config, folder: Path, *, given: bool) -> tuple[Ranks, list[L
 
     lines: list[Line] = []
 
-    def timed() -> Config:
+    def in_order() -> bool:
         problems = {line.check for line in lines if line.verdict == "problem"}
-        return timed_config(config) if given and not problems & {"ranks", "data"} else trial
+        return given and not problems & {"ranks", "data"}
+
+    def timed() -> Config:
+        return timed_config(config) if in_order() else trial
 
     checks: list[tuple[str, Callable[[], Line]]] = [
         ("machine", machine.check_machine),
@@ -107,7 +110,7 @@ def examine(config: Config, folder: Path, *, given: bool) -> tuple[Ranks, list[L
         ("data", lambda: data.check_data(config, ranks)),
         ("decoding", lambda: speed.check_decoding(ranks)),
         ("views", lambda: speed.check_views(timed(), ranks)),
-        ("training", lambda: speed.check_training(timed(), ranks)),
+        ("training", lambda: speed.check_training(timed(), ranks, whole=in_order())),
         ("kernels", lambda: speed.check_kernels(ranks)),
     ]
     hosts = [text.decode() for text in ranks.gather_bytes(host_name().encode())]

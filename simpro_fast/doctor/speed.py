@@ -76,8 +76,8 @@ def _rate(work: Callable[[], object], count: int) -> float:
     return calls * count / (time.perf_counter() - started)
 
 
-def check_training(config: Config, ranks: Ranks) -> Line:
-    """Some steps of the real trainer, over all ranks, and how long the whole run would take."""
+def check_training(config: Config, ranks: Ranks, *, whole: bool) -> Line:
+    """Some steps of the real trainer over all ranks; with `whole`, how long the run would take."""
     trainer = Trainer(config, ranks, write=False)
     try:
         trainer.train_step()
@@ -87,9 +87,10 @@ def check_training(config: Config, ranks: Ranks) -> Line:
         trainer.close()
     text = (
         f"{config.model.name} on {_what(config)}, engine {config.distributed.engine}: "
-        f"loss {loss:.3f}, {seconds:.3g} s/step of {trainer.views_per_step} views, "
-        f"{config.train.steps} steps in about {clock(config.train.steps * seconds)}"
+        f"loss {loss:.3f}, {seconds:.3g} s/step of {trainer.views_per_step} views"
     )
+    if whole:
+        text += f", {config.train.steps} steps in about {clock(config.train.steps * seconds)}"
     if loss is None or not np.isfinite(loss):
         return Line("problem", text, "please report this table as an issue")
     return Line("ok", text)

@@ -152,7 +152,8 @@ def test_two_ranks_whose_folder_is_not_shared(tmp_path: Path) -> None:
     for rank in range(2):
         env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
         env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        arguments = ["--output", str(tmp_path / f"disk{rank}"), PLAIN]
+        arguments = ["--output", str(tmp_path / f"disk{rank}"), PLAIN, "--config", examine.DEFAULT]
+        arguments += ["data.batch_size=8", "data.mu=2"]
         arguments += ["--json", str(tmp_path / "doctor.json")]
         environment, output = {**clean_environment(), **env}, tmp_path / f"rank{rank}"
         process = start(script, DOCTOR, arguments, environment=environment, output=output)
@@ -166,6 +167,7 @@ def test_two_ranks_whose_folder_is_not_shared(tmp_path: Path) -> None:
     assert "gloo" in found["links"] and "GB/s" in found["links"]
     assert "clocks differ by at most" in found["clocks"]
     assert "is not shared" in found["folder"]
+    assert "400 steps in about" in found["training"], "of the given configuration"
     assert done[1].stdout == "", "rank 0 speaks for all"
 
 
