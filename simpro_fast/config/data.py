@@ -16,7 +16,8 @@ class DataConfig(Section):
     """Data set, split, batches and views."""
 
     name: str = "digits"
-    """One of the known data sets, or `images`: your own files."""
+    """One of the known data sets, `images` (your own files), or a loader of your own:
+    package.module.function (docs/own_code.md)."""
     root: FilePath | None = Field(None, **NOTHING)
     """Folder of the data set's files; None: the set's well-known places."""
     cache_dir: FilePath | None = Field(None, **NOTHING)

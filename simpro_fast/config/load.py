@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -92,6 +94,33 @@ def apply_overrides(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any
     return tree
 
 
+def read_values(what: str, text: str) -> list[Any]:
+    """Values separated by commas, each read as YAML, as those of overrides are.
+
+    Args:
+        what: named in the error.
+
+    Raises:
+        ConfigError: it is no YAML.
+    """
+    try:
+        values = yaml.load(f"[{text}]", Loader=_Loader)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from None
+    except (yaml.YAMLError, RecursionError):
+        raise ConfigError(f"{what}: cannot read the values {shown(text)} as YAML") from None
+    return list(values)
+
+
+def written_value(value: Any) -> str:
+    """What an override reads as `value`, on one line."""
+    if isinstance(value, str):
+        with suppress(ConfigError, yaml.YAMLError):
+            if yaml.load(value, Loader=_Loader) == value:
+                return value  # needs no quotes
+    return json.dumps(value, ensure_ascii=False)
+
+
 def parse_config(tree: dict[str, Any]) -> Config:
     """Validate a plain dictionary; every problem of it is named in one `ConfigError`."""
     tree = with_method_defaults(tree)
@@ -176,6 +205,16 @@ def find_config(source: str | Path) -> Path:
     names = [f"{folder}/{stem}" for folder in folders for stem in _stems(shipped / folder)]
     hint = _nearest(name, names) or f"; the shipped ones are in {_listed(folders)}"
     raise ConfigError(f"no configuration file {source}{hint}")
+
+
+def is_config_name(word: str = "") -> bool:
+    """Whether a word can only mean a configuration: a YAML file, or a name in a shipped folder."""
+    if "=" in word or not word:
+        return False
+    path = Path(word.removeprefix("configs/"))
+    return path.suffix in (".yaml", ".yml") or bool(
+        not Path(word).exists() and path.parts and _stems(shipped_configs() / path.parts[0])
+    )
 
 
 def _stems(folder: Path) -> list[str]:

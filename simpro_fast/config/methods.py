@@ -8,7 +8,6 @@ train are named by their import path and looked up when they are built.
 from __future__ import annotations
 
 import difflib
-import importlib
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -16,6 +15,7 @@ from pydantic import Field, model_validator
 
 from simpro_fast.config.section import ROUNDING, Section
 from simpro_fast.errors import ConfigError
+from simpro_fast.utils.dotted_path import import_function, is_dotted
 
 
 class MethodConfig(Section):
@@ -163,23 +163,9 @@ def method_entry(name: str, *, may_import: bool = True) -> MethodEntry:
     """
     if name in METHODS:
         return METHODS[name]
-    if not may_import or not all(part.isidentifier() for part in name.split(".")):
+    if not may_import or not is_dotted(name):
         raise _unknown(name)
-    module_name, _, class_name = name.rpartition(".")
-    if not module_name:
-        raise _unknown(name)
-    try:
-        found = getattr(importlib.import_module(module_name), class_name, None)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"method.name={name}: there is no module {error.name}; install it, or put its folder "
-            "into PYTHONPATH"
-        ) from None
-    except Exception as error:  # whatever that module does when it is imported
-        said = (" ".join(str(error).split()) or "no reason given")[:200]
-        raise ConfigError(
-            f"method.name={name}: {module_name} cannot be imported ({type(error).__name__}: {said})"
-        ) from error
+    found = import_function("method.name", name)
     entry = entry_of(name, found)
     METHODS[name] = entry
     return entry

@@ -21,7 +21,8 @@ class ModelConfig(Section):
     """The network."""
 
     name: str = "wrn_28_2"
-    """small_cnn, wrn_<depth>_<width>, resnet50, resnet50_3x3, or torchvision/<name>."""
+    """small_cnn, wrn_<depth>_<width>, resnet50, resnet50_3x3, torchvision/<name>, or your own:
+    package.module.function (docs/own_code.md)."""
     weights: FilePath | None = Field(None, **NOTHING)
     """File to start from: safetensors or a torch state dict; a head of another shape is left out.
     A run that goes on from a checkpoint does not need it; if it is there it must be the same."""
@@ -193,6 +194,12 @@ class LogConfig(Section):
     progress: Literal["auto", "on", "off"] = Field("auto", **NOTHING)
     """A live line on a terminal; `auto`: where the output is one."""
     tensorboard: bool = Field(True, **NOTHING)
+    wandb: bool | str = Field(False, **NOTHING)
+    """Weights & Biases: a project name, or true for `simpro_fast`. Login and mode as usual there:
+    WANDB_API_KEY, WANDB_MODE=offline."""
+    mlflow: bool | str = Field(False, **NOTHING)
+    """MLflow: an experiment name, or true for `simpro_fast`; on MLFLOW_TRACKING_URI, without it in
+    `<output_dir>/mlruns`."""
     figures: bool = Field(True, **NOTHING)
 
 

@@ -210,18 +210,18 @@ def check_same_run(
         )
 
 
-def is_finished(config: Config, ranks: Ranks) -> bool:
-    """Whether `resume=auto` finds a run that has reached `train.steps`; says so.
+def finished_summary(config: Config) -> dict[str, Any] | None:
+    """The summary of a run that has reached `train.steps`, where `resume=auto` finds it.
 
     Raises:
         ConfigError: it has, but with another configuration.
     """
     if config.checkpoint.resume != "auto":
-        return False
+        return None
     run = RunDirectory(config.run_dir)
     summary = run.read_summary()
     if summary is None or summary["steps"] < config.train.steps:
-        return False
+        return None
     saved = run.path / "config.yaml"
     try:
         before = load_config(saved)
@@ -229,11 +229,17 @@ def is_finished(config: Config, ranks: Ranks) -> bool:
         logger.warning("%s: its configuration is not compared", error, extra=FOUND_BY_ALL)
     else:
         _refuse_changes(run.path, before, config)
-    if ranks.is_main:
+    return summary
+
+
+def is_finished(config: Config, ranks: Ranks) -> bool:
+    """Whether there is nothing to train any more; says so. Raises as `finished_summary`."""
+    summary = finished_summary(config)
+    if summary is not None and ranks.is_main:
         top1 = summary["top1"]
         measured = "nothing measured" if top1 is None else f"top-1 {top1:.2f} %"
-        logger.info("%s is finished: %d steps, %s", run.path, summary["steps"], measured)
-    return True
+        logger.info("%s is finished: %d steps, %s", config.run_dir, summary["steps"], measured)
+    return summary is not None
 
 
 def _refuse_changes(path: Path, before: Config, now: Config) -> None:

@@ -33,7 +33,7 @@ from simpro_fast.models import (
     average_buffers,
     first_rank_buffers,
 )
-from simpro_fast.run.banner import announce, announce_dry_run
+from simpro_fast.run.banner import announce
 from simpro_fast.run.checkpoint import save_on_main
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.export import (
@@ -43,9 +43,10 @@ from simpro_fast.run.export import (
     unsaved_end,
     write_results,
 )
+from simpro_fast.run.loggers.base import Loggers
+from simpro_fast.run.loggers.build import start_loggers
 from simpro_fast.run.progress import Progress
 from simpro_fast.run.resume import agreed_fingerprint, find_state, load_state
-from simpro_fast.run.tensorboard import TensorBoardLog
 from simpro_fast.run.views_figure import views_figure
 from simpro_fast.training.build import (
     build_loader_for,
@@ -109,7 +110,7 @@ class Trainer:
         self.history = History()
         self.last_evaluation: Evaluation | None = None
         self.stopwatch = Stopwatch()
-        self.tensorboard = TensorBoardLog(None)
+        self.loggers = Loggers()
         checkpoint = None
         if found is not None:
             load = self.load_state_dict
@@ -146,8 +147,7 @@ class Trainer:
         self.meter.add(out, batch.truth)
         self.step = step + 1
         if self.progress.due():
-            loss, mask_rate = float(out.loss.detach()), float(out.mask_rate)
-            self.progress.show(self.step, loss, mask_rate, self.kl_pi_u())
+            self._show_progress(float(out.loss.detach()), float(out.mask_rate))
         self.stopwatch.stop()
 
     def learn(self, batch: Batch, lr: float | Tensor, decay: float | Tensor) -> MethodOutput:
@@ -182,7 +182,7 @@ class Trainer:
             Preempted: some rank was asked to stop; all ranks raise it after the same step.
         """
         config, started, watchdog = self.config, time.perf_counter(), self.watchdog
-        self._announce()
+        self.announce()
         trace = self.run.path / "trace.json" if self._writes and config.train.profile else None
         seconds_before = self.history.seconds
         self.progress.begin(self.step)
@@ -238,23 +238,18 @@ class Trainer:
             if self.config.log.figures:
                 batch, draws = self.loader.next(self.step), self.loader.describe(self.step)
                 views = views_figure(batch, draws, self.layout, self.dataset)
-            write_results(
+            figures = write_results(
                 self.run, trained, summary, self.predictor.state_dict(), views, finished=self._saved
             )
+            self.loggers.figures(figures, self.step)
+            self.loggers.close(self.step, finished=self._saved)
         self.ranks.barrier()
         if self.write and not self._saved:
             raise (UserError if self.ranks.is_main else PeerError)(unsaved_end(self.step))
         return summary
 
-    def dry_run(self) -> None:
-        """One step, and what it gave; nothing is written."""
-        self._announce()
-        self.train_step()
-        averages = self.meter.finish(self.ranks)
-        if self.ranks.is_main:
-            announce_dry_run(averages)
-
-    def _announce(self) -> None:
+    def announce(self) -> None:
+        """Device, ranks, batches and split, on rank 0."""
         announce(
             self.config,
             self.ranks,
@@ -288,16 +283,21 @@ class Trainer:
             "kl_pi_u": kl_pi_u,
             "top1": evaluation.top1 if evaluation else None,
             "top1_class_mean": evaluation.top1_class_mean if evaluation else None,
+            "per_class": evaluation.per_class if evaluation else None,
             "images_per_second": self.stopwatch.views_per_second(self.views_per_step),
             "data_wait_fraction": self.stopwatch.wait_fraction(),
             "peak_memory_mib": peak_memory_mib(self.ranks.device),
         }
         self.stopwatch = Stopwatch()
         self.threshold_watch.period(row["mask_rate"])
-        self.progress.show(self.step, row["loss"] or 0.0, row["mask_rate"] or 0.0, kl_pi_u)
+        self._show_progress(row["loss"] or 0.0, row["mask_rate"] or 0.0)
         if self._writes:
             self.run.append_metrics(metrics, config.checkpoint.on_error)
-            self.tensorboard.write(metrics)
+            self.loggers.write(metrics)
+
+    def _show_progress(self, loss: float, mask_rate: float) -> None:
+        top1 = self.history.top1[-1] if self.history.top1 else None
+        self.progress.show(self.step, loss, mask_rate, self.kl_pi_u(), top1)
 
     def _build_training(self, *, fresh: bool) -> None:
         config, ranks = self.config, self.ranks
@@ -349,8 +349,8 @@ class Trainer:
             else:
                 run.go_on(config, self.ranks, facts, checkpoint, self.step)
             save_split(self.split, run.path, self.dataset)
-            if config.log.tensorboard:
-                self.tensorboard = TensorBoardLog(run.path, purge_step=self.step)
+            names, fresh = self.dataset.class_names, checkpoint is None
+            self.loggers = start_loggers(config, run.path, names, self.step, fresh=fresh)
         self.ranks.barrier()
 
     def evaluate(self) -> Evaluation | None:
@@ -467,4 +467,4 @@ class Trainer:
         """Free the pipeline; harmless when repeated."""
         self.progress.close()
         self.loader.close()
-        self.tensorboard.close()
+        self.loggers.close(self.step, finished=False)
