@@ -50,7 +50,7 @@ from simpro_fast.run.resume import agreed_fingerprint, find_state, load_state
 from simpro_fast.run.tensorboard import TensorBoardLog
 from simpro_fast.run.views_figure import views_figure
 from simpro_fast.training.build import build_loader_for, build_method_for, build_student
-from simpro_fast.training.evaluate import evaluate_split
+from simpro_fast.training.evaluate import estimate_shares, evaluate_split
 from simpro_fast.training.metrics import Meter, Stopwatch, ThresholdWatch, step_profiler
 from simpro_fast.training.micro_batch import join_outputs, split_batch
 from simpro_fast.training.state import History, gather_counts, scatter_counts
@@ -213,6 +213,7 @@ class Trainer:
             PeerError: likewise, on the other ranks.
         """
         replaced = torch.tensor([float(getattr(self.loader, "replaced", 0))], dtype=torch.float64)
+        evaluation = self.last_evaluation or self.evaluate(temperature=True)
         trained = TrainedRun(
             config=self.config,
             dataset=self.dataset,
@@ -220,7 +221,10 @@ class Trainer:
             step=self.step,
             views_per_step=self.views_per_step,
             seconds=self.history.seconds,
-            evaluation=self.last_evaluation or self.evaluate(),
+            evaluation=evaluation,
+            heap=estimate_shares(
+                self.ema.module, self.dataset, self.split, self.ranks, evaluation, self.config
+            ),
             top1=self.history.top1,
             pi_u=self.method.normalised_pi_u().tolist(),
             phi=self.method.phi.tolist(),
@@ -270,7 +274,7 @@ class Trainer:
             self.method.update_priors()
         evaluation = None
         if last or self.step % (config.train.period * config.evaluate.every) == 0:
-            self.last_evaluation = evaluation = self.evaluate()
+            self.last_evaluation = evaluation = self.evaluate(temperature=last)
             if evaluation is not None:
                 self.history.top1.append(evaluation.top1)
         kl_pi_u = self.kl_pi_u()
@@ -340,13 +344,15 @@ class Trainer:
                 self.tensorboard = TensorBoardLog(run.path, purge_step=self.step)
         self.ranks.barrier()
 
-    def evaluate(self) -> Evaluation | None:
-        """Top-1 of the EMA model on the test set: argmax f(x), no adjustment (the paper's rule).
+    def evaluate(self, *, temperature: bool = False) -> Evaluation | None:
+        """The EMA model on the test set: argmax f(x), no adjustment (the paper's rule).
 
         None where there is no test set, as with own images without val.
         """
-        size = self.config.evaluate.batch_size
-        return evaluate_split(self.ema.module, self.dataset, self.split, self.ranks, size)
+        network, size = self.ema.module, self.config.evaluate.batch_size
+        return evaluate_split(
+            network, self.dataset, self.split, self.ranks, size, temperature=temperature
+        )
 
     def kl_pi_u(self) -> float | None:
         """KL(true unlabeled distribution || estimate) in nats; None where the truth is unknown."""

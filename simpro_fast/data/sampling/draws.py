@@ -45,6 +45,7 @@ class Stream(IntEnum):
     AUGMENT_LABELED = 3
     AUGMENT_UNLABELED = 4
     REPLACEMENT = 7
+    HEAP = 8
 
 
 class _Purpose(IntEnum):
