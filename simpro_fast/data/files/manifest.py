@@ -19,6 +19,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from simpro_fast.data.files.decode import OK, ImageSource
 from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import UserError, pip_line
 from simpro_fast.utils.atomic_write import replacing
-from simpro_fast.utils.regular_file import check_regular, read_regular
+from simpro_fast.utils.regular_file import check_regular, open_regular
 
 SPLITS = ("labeled", "unlabeled", "val", "test")
 EVALUATED = SPLITS[2:]
@@ -133,7 +134,7 @@ def read_manifest(path: Path) -> Manifest:
         UserError: missing, not UTF-8, without a column `path`, a wrong value (names the line), or
             an image listed twice.
     """
-    records = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+    records = list(_records(path))
     base = path.parent.resolve()
     rows = [_row(record, base, f"{path} line {line}") for line, record in records]
     seen: set[tuple[str, str, bool]] = set()
@@ -144,6 +145,18 @@ def read_manifest(path: Path) -> Manifest:
             raise UserError(f"{path} line {line}: {row.image} is listed twice; remove one")
         seen.add(key)
     return make_manifest(base, rows)
+
+
+def stream_rows(path: Path) -> Iterator[Row]:
+    """The rows of a manifest one at a time, in the order of the file, whether or not they are `ok`.
+
+    Paths are not absolute but as they are reached through `path`, and an image may come twice.
+
+    Raises:
+        UserError: as `read_manifest`, when it comes to that.
+    """
+    for line, record in _records(path):
+        yield _row(record, path.parent, f"{path} line {line}")
 
 
 def csv_bytes(rows: Callable[[], Iterable[Sequence[object]]]) -> bytes:
@@ -165,7 +178,7 @@ def _to_csv(manifest: Manifest) -> bytes:
         yield columns
         for row in manifest.rows:
             values = [getattr(row, name) for name in columns]
-            yield [_relative(row.path, manifest.base), *values[1:]]
+            yield [relative(row.path, manifest.base), *values[1:]]
 
     return csv_bytes(rows)
 
@@ -175,25 +188,35 @@ def _columns(manifest: Manifest) -> tuple[str, ...]:
     return COLUMNS if in_shards else tuple(name for name in COLUMNS if name not in _OF_SHARDS)
 
 
-def _relative(path: str, base: Path) -> str:
+def relative(path: str, base: Path) -> str:
+    """A path as it stands in a file in `base`."""
     inside = f"{base}{os.sep}"
     # The usual case by hand: relpath takes ten seconds for a million paths.
     short = path[len(inside) :] if path.startswith(inside) else os.path.relpath(path, base)
     return short.replace(os.sep, "/")
 
 
-def _read_csv(path: Path) -> list[tuple[int, dict[str, Any]]]:
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number of the line and values by column."""
+    return _parquet_records(path) if path.suffix == ".parquet" else _csv_records(path)
+
+
+def _csv_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
-        text = read_regular(path).decode("utf-8-sig", "surrogateescape")
+        file = open_regular(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); run prepare first") from None
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    try:
-        if "path" not in (reader.fieldnames or ()):
-            raise UserError(f"{path}: has no column `path`; its first line must name the columns")
-        return [(reader.line_num, record) for record in reader]
-    except csv.Error as error:
-        raise UserError(f"{path} line {reader.line_num}: not CSV ({error})") from None
+    with io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
+        reader = csv.DictReader(text, strict=True)
+        try:
+            if "path" not in (reader.fieldnames or ()):
+                raise UserError(
+                    f"{path}: has no column `path`; its first line must name the columns"
+                )
+            for record in reader:
+                yield reader.line_num, record
+        except csv.Error as error:
+            raise UserError(f"{path} line {reader.line_num}: not CSV ({error})") from None
 
 
 def _row(record: dict[str, Any], base: Path, where: str) -> Row:
@@ -233,21 +256,26 @@ def _as_text(value: object) -> str:
     return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _pyarrow() -> Any:
+def pyarrow() -> Any:
+    """The package.
+
+    Raises:
+        UserError: it is not installed.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise UserError(
-            f"Parquet manifests need pyarrow: {pip_line('parquet')}; or use a .csv file"
+            f"Parquet needs pyarrow: {pip_line('parquet')}; or use a .csv file"
         ) from None
     return pyarrow
 
 
 def _write_parquet(manifest: Manifest, path: Path) -> None:
-    arrow = _pyarrow()
+    arrow = pyarrow()
     columns = {name: [getattr(row, name) for row in manifest.rows] for name in _columns(manifest)}
-    columns["path"] = [_relative(row.path, manifest.base) for row in manifest.rows]
+    columns["path"] = [relative(row.path, manifest.base) for row in manifest.rows]
     try:
         table = arrow.table(columns)
     except UnicodeEncodeError:
@@ -256,17 +284,17 @@ def _write_parquet(manifest: Manifest, path: Path) -> None:
         arrow.parquet.write_table(table, file)
 
 
-def _read_parquet(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    arrow = _pyarrow()
+def _parquet_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    arrow = pyarrow()
     try:
         length = check_regular(path).st_size
-        described = arrow.parquet.read_metadata(path)
-        if described.num_rows > length:
-            raise UserError(f"{path}: more rows than bytes, which no list of files has")
-        table = arrow.parquet.read_table(path)
+        with arrow.parquet.ParquetFile(path) as file:
+            if file.metadata.num_rows > length:
+                raise UserError(f"{path}: more rows than bytes, which no list of files has")
+            if "path" not in file.schema_arrow.names:
+                raise UserError(f"{path}: has no column `path`")
+            batches = (batch.to_pylist() for batch in file.iter_batches())
+            yield from enumerate(chain.from_iterable(batches), start=1)
     except (OSError, arrow.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path}: cannot be read as Parquet ({reason})") from None
-    if "path" not in table.column_names:
-        raise UserError(f"{path}: has no column `path`")
-    return list(enumerate(table.to_pylist(), start=1))
