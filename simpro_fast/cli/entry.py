@@ -18,6 +18,8 @@ VERBS = {
     "train": "train a network (under deepspeed, torchrun or python: launch/train.py)",
     "predict": "classify images: files, folders, tar shards, lists",
     "pseudo": "pseudo-labels of a run's unlabeled images, and which to label next",
+    "evaluate": "accuracy and calibration on images with known classes",
+    "heap": "class shares of a heap of images, with intervals",
     "prepare": "check a data set before training, and write its manifest",
     "report": "table and figures of a finished run",
     "doctor": "check a machine or an allocation before training",

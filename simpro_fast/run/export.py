@@ -182,6 +182,7 @@ def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tens
         mean=dataset.mean,
         std=dataset.std,
         labeled_prior=shares(trained.split.labeled_counts),
+        labeled_counts=tuple(trained.split.labeled_counts),
         phi=tuple(trained.phi),
         pi_u=tuple(trained.pi_u),
         tau=trained.loss_tau,
