@@ -71,7 +71,7 @@ def reliability_figure(priors: dict[str, dict[str, Any]], path: Path) -> None:
             [100 * b["accuracy"] for b in bins],
             color=colour,
             marker=marker,
-            label=f"prior {printable(name)} (ECE {100 * result['ece']:.1f} points)",
+            label=f"prior {printable(name)[-24:]} (ECE {100 * result['ece']:.1f} points)",
         )
     axes.set(xlim=(0, 103), ylim=(0, 103), xlabel="confidence (%)", ylabel="right (%)")
     axes.legend(frameon=False)
