@@ -111,7 +111,7 @@ def heap_figure(document: dict[str, Any], path: Path) -> None:
     axes.set_ylabel("share of the heap (%)")
     axes.set_ylim(bottom=0)
     axes.set_title(f"{document['images']:,} images")
-    axes.legend(frameon=False)
+    figure.legend(frameon=False, loc="outside lower center", ncols=2)
     _save(figure, path)
 
 
