@@ -41,6 +41,7 @@ def confusion_figure(
     shares = np.divide(100 * counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
     side = 4.5 + 0.25 * min(len(counts), _NAMES_UP_TO)
     figure, axes = _axes(side * 1.15, side)
+    figure.set_layout_engine("compressed")  # an image keeps its shape, which leaves room
     axes.set_facecolor("#DDDDDD")
     image = axes.imshow(np.ma.masked_invalid(shares), vmin=0, vmax=100, cmap="Blues")
     if len(counts) <= _NAMES_UP_TO:
