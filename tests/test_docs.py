@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from simpro_fast.config import Config
+from simpro_fast.config.methods import METHODS
 from tests.conftest import ROOT
 
 PAGES = [
@@ -26,6 +27,7 @@ SECTIONS = {
     for name, field in Config.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 }
+SECTIONS["method"] |= {key for entry in METHODS.values() for key in entry.keys.model_fields}
 KEY = rf"({'|'.join(SECTIONS)})\.([a-z]\w*)"
 
 

@@ -31,7 +31,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "Check a machine, or all ranks of an allocation, before training.",
         "Exit code: 0 training can start, 1 a problem, 2 wrong usage.",
     )
-    parser.add_argument("--config", default=DEFAULT, help=f"experiment; default: {DEFAULT}")
+    parser.add_argument("--config", help=f"experiment; default: {DEFAULT}")
     parser.add_argument("--output", type=Path, help="run folder; default: output_dir of --config")
     parser.add_argument("--json", type=Path, help="also write the table to this file")
     parser.add_overrides()
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Check and print. Returns the exit code."""
     try:
         options = parse_arguments(arguments)
-        config = load_config(options.config, options.overrides)
+        config = load_config(options.config or DEFAULT, options.overrides)
     except ConfigError as error:
         show(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -21,8 +21,10 @@ VERBS = {
     "evaluate": "accuracy and calibration on images with known classes",
     "heap": "class shares of a heap of images, with intervals",
     "prepare": "check a data set before training, and write its manifest",
+    "export": "write a trained network as ONNX, or as a folder for a model hub",
     "report": "table and figures of a finished run",
     "doctor": "check a machine or an allocation before training",
+    "watch": "how a run stands: progress, estimated class distribution, accuracy, ranks",
 }
 
 

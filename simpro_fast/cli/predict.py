@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -21,7 +22,7 @@ from simpro_fast.data.files.decode import OK
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.inference.model import TrainedModel, load_model
 from simpro_fast.inference.outputs import Outputs
-from simpro_fast.inference.predict import Chunk, answer_kinds, answers, classify
+from simpro_fast.inference.predict import Chunk, answer_kinds, answers, classify, item_pixels
 from simpro_fast.inference.prior_file import chosen_prior
 from simpro_fast.inference.sources import Item, Sources
 from simpro_fast.inference.writers import Array, Columns, Csv, Format, table_format
@@ -138,7 +139,7 @@ class _Counts:
         self.first_bad = self.first_bad or record["first_bad"]
 
 
-def _record(chunk: Chunk, columns: Columns) -> dict[str, Any]:
+def _record(chunk: Chunk[Item], columns: Columns) -> dict[str, Any]:
     """What of a chunk is counted."""
     bad = [(item, said) for item, said in zip(chunk.items, chunk.status, strict=True) if said != OK]
     return {
@@ -231,8 +232,9 @@ class _Run:
                 f"the first {outputs.rows:,} images are not those of the run that stopped; give "
                 "the same sources, or --overwrite to start anew"
             )
-        progress = ProgressLine("predicted", "images", shown=not self._options.quiet)
-        progress(outputs.rows)
+        progress = ProgressLine(
+            *("predicted", "images"), start=outputs.rows, shown=not self._options.quiet
+        )
         for chunk, columns in self._chunks(items):
             for item in chunk.items:
                 self._list(item)
@@ -243,10 +245,14 @@ class _Run:
         progress.close()
         _check_some(outputs.rows)
 
-    def _chunks(self, items: Iterator[Item]) -> Iterator[tuple[Chunk, Columns]]:
+    def _chunks(self, items: Iterator[Item]) -> Iterator[tuple[Chunk[Item], Columns]]:
         model, options = self._model, self._options
         for chunk in classify(
-            model, items, batch_size=options.batch_size, threads=options.threads or cpu_cores()
+            model,
+            items,
+            partial(item_pixels, size=model.file.image_size),
+            batch_size=options.batch_size,
+            threads=options.threads or cpu_cores(),
         ):
             probabilities = model.probabilities(chunk.logits, self._prior)
             yield chunk, answers(chunk, probabilities, model.class_names, self._top_k)
@@ -286,7 +292,7 @@ class _Run:
             print(json.dumps(said, indent=1))
         notes = [f"ignored: {line}" for line in self._sources.ignored.lines()]
         if repeats:
-            notes.append(f"note: {repeats:,} images were named before; they have a row each time")
+            notes.append(f"note: {repeats:,} image(s) were named before; they have a row each time")
         if options.output is not None:
             notes.append(f"{counts.images:,} predictions in {options.output}")
         for line in () if options.quiet else notes:

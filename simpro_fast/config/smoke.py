@@ -11,6 +11,7 @@ from typing import Any
 
 from simpro_fast.config.load import apply_overrides, parse_config, read_tree
 from simpro_fast.config.schema import Config
+from simpro_fast.errors import ConfigError
 
 FOLDER = "smoke"
 
@@ -20,7 +21,7 @@ SIZES = (
     *("data.mu=1", "data.labeled_max=2", "data.unlabeled_max=4"),
     "data.test_per_class=1",
     *("evaluate.every=1", "evaluate.batch_size=32", "evaluate.heap_images=32"),
-    *("log.figures=false", "log.tensorboard=false"),
+    *(f"log.{logger}=false" for logger in ("figures", "tensorboard", "wandb", "mlflow")),
 )
 LABELED_PER_RANK = 2
 LARGEST_IMAGE = 64
@@ -71,6 +72,19 @@ def load_smoke_config(
     if isinstance(wanted.get("name"), str):
         sizes.append(f"name={FOLDER}/{wanted['name']}")
     return parse_config(apply_overrides(wanted, sizes)), sizes
+
+
+def refuse_smoke_folder(config: Config) -> None:
+    """A real run must not lie where smoke runs are emptied.
+
+    Raises:
+        ConfigError: its name begins with the folder.
+    """
+    if config.name.split("/")[0] == FOLDER:
+        raise ConfigError(
+            f"name={config.name}: folders below {FOLDER}/ are emptied by --smoke; "
+            "choose another name, or add --smoke"
+        )
 
 
 def _can_be_scaled(tree: dict[str, Any]) -> bool:

@@ -51,7 +51,7 @@ def announce(
         config.name,
         config.seed,
         config.method.name,
-        config.method.recipe,
+        config.method.variant,
         ranks.device.type,
         ranks.world_size,
         config.distributed.engine,

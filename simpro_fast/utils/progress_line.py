@@ -12,23 +12,23 @@ class ProgressLine:
     Args:
         verb: what is done to the items, `decoded`.
         items: what they are.
+        start: how many an earlier run has done, which says nothing about the speed of this one.
         shown: False: nothing anywhere.
     """
 
-    def __init__(self, verb: str, items: str = "files", *, shown: bool = True) -> None:
-        self._verb, self._items = verb, items
+    def __init__(
+        self, verb: str, items: str = "files", *, start: int = 0, shown: bool = True
+    ) -> None:
+        self._verb, self._items, self._start = verb, items, start
         self._started, self._shown = time.perf_counter(), 0.0
-        self._first: int | None = None
         self._live = shown and sys.stderr.isatty()
 
     def __call__(self, done: int, total: int | None = None) -> None:
         """Show that `done` are done, of `total` where that is known."""
         now = time.perf_counter()
-        if self._first is None:  # what an earlier run has done says nothing about the speed
-            self._first = done if done != 1 else 0
         if self._live and (now - self._shown > 0.1 or done == total):
             self._shown = now
-            rate = (done - self._first) / max(now - self._started, 1e-9)
+            rate = (done - self._start) / max(now - self._started, 1e-9)
             of = "" if total is None else f"/{total}"
             left = "" if total is None or not rate else f", {(total - done) / rate:.0f} s left"
             text = f"{self._verb} {done}{of} {self._items}, {rate:.0f}/s{left}"

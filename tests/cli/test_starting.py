@@ -22,7 +22,7 @@ from simpro_fast.errors import UserError
 from simpro_fast.fault_tolerance.early_signals import end_at_once
 from simpro_fast.fault_tolerance.stop_requests import StopRequests
 from simpro_fast.run.lock import RunLock, lock_path
-from simpro_fast.run.tensorboard import TensorBoardLog
+from simpro_fast.run.loggers.tensorboard import TensorBoardLog
 from simpro_fast.utils.logs import FOUND_BY_ALL, log_to_terminal
 from tests.conftest import TRAIN
 from tests.distributed.command_ranks import CommandRanks

@@ -143,7 +143,14 @@ def test_usage_errors(
     [
         ("--resume", "checkpoint.resume=auto|none|PATH"),
         ("--smok", "did you mean --smoke?"),
-        ("--epochs", "see --help"),
+        ("--frobnicate", "see --help"),
+        ("--epochs=3", "train.steps=3 (the papers' epoch is one period of train.period steps)"),
+        ("--name", "without dashes: name=..."),
+        ("--lr=0.1", "optim.lr=0.1"),
+        ("--batch-size", "data.batch_size=..."),
+        ("--tau=2", "method.tau=2"),
+        ("--gpus=4", "deepspeed --num_gpus N"),
+        ("--num_gpus=4", "belongs before launch/train.py"),
     ],
 )
 def test_only_near_flags_are_suggested(flag: str, hint: str) -> None:

@@ -4,7 +4,7 @@ Columns: `path` (relative to the manifest's folder), `label` (class name or empt
 (labeled, unlabeled, val or test), `width`, `height` (pixels, upright), `bytes`, `sha256` (of the
 file), `status` (`ok`, or why the file is not used). Only `path` is required in a list written by
 hand: an image with a label is then labeled, one without is unlabeled, and sizes are read from the
-files.
+files. Class names are held in NFC, files by the names that their folders have (utils/names.py).
 
 Where images lie in tar shards, two columns are added: `path` is then the shard, `member` the name
 in it, `offset` where its `bytes` bytes begin. Both are empty for a file.
@@ -23,11 +23,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from simpro_fast.data.files.csv_table import cut_off, read_table, stream_table
 from simpro_fast.data.files.decode import OK, ImageSource
 from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import UserError, pip_line
 from simpro_fast.utils.atomic_write import replacing
-from simpro_fast.utils.regular_file import check_regular, open_regular
+from simpro_fast.utils.names import nfc, real_path
+from simpro_fast.utils.regular_file import check_regular
 
 SPLITS = ("labeled", "unlabeled", "val", "test")
 EVALUATED = SPLITS[2:]
@@ -39,6 +41,7 @@ _INTEGERS = {
     "offset": _LONGEST_FILE,
 }
 """Columns of whole numbers and the largest of each."""
+_CURE = "run prepare first"
 _WHOLE = re.compile(r"[0-9]{1,20}")
 
 
@@ -131,12 +134,20 @@ def read_manifest(path: Path) -> Manifest:
     """Read a manifest.
 
     Raises:
-        UserError: missing, not UTF-8, without a column `path`, a wrong value (names the line), or
-            an image listed twice.
+        UserError: missing, cut off, without a column `path`, a wrong value (names the line), or an
+            image listed twice.
     """
-    records = list(_records(path))
+    table = None
+    if path.suffix == ".parquet":
+        records = list(_parquet_records(path))
+    else:
+        table = read_table(path, _CURE)
+        records = [(line, dict[str, Any](record)) for line, record in table.records]
     base = path.parent.resolve()
-    rows = [_row(record, base, f"{path} line {line}") for line, record in records]
+    spelled: dict[str, dict[str, str]] = {}
+    rows = [_row(record, base, f"{path} line {line}", spelled) for line, record in records]
+    if table is not None and table.unfinished and rows:
+        _check_last(path, *table.records[-1], rows[-1].path)
     seen: set[tuple[str, str, bool]] = set()
     for (line, _), row in zip(records, rows, strict=True):
         # An image may serve as a labeled and as an unlabeled one, but not twice as either.
@@ -155,8 +166,12 @@ def stream_rows(path: Path) -> Iterator[Row]:
     Raises:
         UserError: as `read_manifest`, when it comes to that.
     """
-    for line, record in _records(path):
-        yield _row(record, path.parent, f"{path} line {line}")
+    parquet = path.suffix == ".parquet"
+    records: Iterable[tuple[int, dict[str, Any]]]
+    records = _parquet_records(path) if parquet else stream_table(path, _CURE)
+    spelled: dict[str, dict[str, str]] = {}
+    for line, record in records:
+        yield _row(record, path.parent, f"{path} line {line}", spelled)
 
 
 def csv_bytes(rows: Callable[[], Iterable[Sequence[object]]]) -> bytes:
@@ -196,30 +211,16 @@ def relative(path: str, base: Path) -> str:
     return short.replace(os.sep, "/")
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number of the line and values by column."""
-    return _parquet_records(path) if path.suffix == ".parquet" else _csv_records(path)
+def _check_last(path: Path, line: int, record: dict[str, str], image: str) -> None:
+    """A line without an end may be whole; where it is wrong as well, that is the reason."""
+    status = record.get("status", OK)
+    if status != OK and ":" not in status:
+        raise cut_off(path, line, f"status={status!r}")
+    if not os.path.lexists(image):
+        raise cut_off(path, line, f"{image} does not exist")
 
 
-def _csv_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    try:
-        file = open_regular(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); run prepare first") from None
-    with io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
-        reader = csv.DictReader(text, strict=True)
-        try:
-            if "path" not in (reader.fieldnames or ()):
-                raise UserError(
-                    f"{path}: has no column `path`; its first line must name the columns"
-                )
-            for record in reader:
-                yield reader.line_num, record
-        except csv.Error as error:
-            raise UserError(f"{path} line {reader.line_num}: not CSV ({error})") from None
-
-
-def _row(record: dict[str, Any], base: Path, where: str) -> Row:
+def _row(record: dict[str, Any], base: Path, where: str, spelled: dict[str, dict[str, str]]) -> Row:
     unknown = [str(name) for name in record if name not in COLUMNS]
     if unknown:
         raise UserError(f"{where}: unknown column {unknown[0]!r}; known: {', '.join(COLUMNS)}")
@@ -238,7 +239,7 @@ def _row(record: dict[str, Any], base: Path, where: str) -> Row:
             raise UserError(f"{where}: {name}={shown!r} is not a whole number from 0 to {most}")
     if bool(values["width"]) != bool(values["height"]):
         raise UserError(f"{where}: width and height go together; give both or leave out both")
-    label = values.get("label", "")
+    label = nfc(values.get("label", ""))
     split = values.get("split", "labeled" if label else "unlabeled")
     if split not in SPLITS:
         raise UserError(f"{where}: split={split!r} is not one of {', '.join(SPLITS)}")
@@ -247,7 +248,7 @@ def _row(record: dict[str, Any], base: Path, where: str) -> Row:
     if ("member" in values) != (values["offset"] > 0):
         raise UserError(f"{where}: an image in a shard needs both its member and its offset")
     # Lexically, so that a path written through a symbolic link is found again.
-    values["path"] = os.path.normpath(base / values["path"])
+    values["path"] = real_path(os.path.normpath(base / values["path"]), spelled)
     return Row(**{**values, "label": label, "split": split})
 
 
@@ -285,6 +286,7 @@ def _write_parquet(manifest: Manifest, path: Path) -> None:
 
 
 def _parquet_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number of the row, from 1, and values by column."""
     arrow = pyarrow()
     try:
         length = check_regular(path).st_size
