@@ -45,7 +45,7 @@ from simpro_fast.run.export import (
 )
 from simpro_fast.run.loggers.base import Loggers
 from simpro_fast.run.loggers.build import start_loggers
-from simpro_fast.run.progress import Progress
+from simpro_fast.run.notebook_table import build_progress
 from simpro_fast.run.resume import agreed_fingerprint, find_state, load_state
 from simpro_fast.run.views_figure import views_figure
 from simpro_fast.training.build import (
@@ -118,7 +118,7 @@ class Trainer:
         self.loader = self._build_loader()
         if write:
             self._start_run(checkpoint)
-        self.progress = Progress(
+        self.progress = build_progress(
             config.log.progress, config.train.steps, self.views_per_step, main=ranks.is_main
         )
 
