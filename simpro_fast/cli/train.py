@@ -26,7 +26,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--config", help="YAML file or the name of a shipped one: digits_lt/reversed (required)"
     )
     parser.add_argument("--print-config", action="store_true", help="print all keys and exit")
-    parser.add_argument("--dry-run", action="store_true", help="train one step and write nothing")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="train some steps, say how long the run takes, and write nothing",
+    )
     parser.add_argument(
         "--smoke",
         action="store_true",
