@@ -16,6 +16,8 @@ from simpro_fast.printable import show
 
 VERBS = {
     "train": "train a network (under deepspeed, torchrun or python: launch/train.py)",
+    "predict": "classify images: files, folders, tar shards, lists",
+    "pseudo": "pseudo-labels of a run's unlabeled images, and which to label next",
     "prepare": "check a data set before training, and write its manifest",
     "export": "write a trained network as ONNX, or as a folder for a model hub",
     "report": "table and figures of a finished run",
