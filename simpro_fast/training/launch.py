@@ -17,6 +17,7 @@ from simpro_fast.run.banner import announce_launch
 from simpro_fast.run.lock import RunLock
 from simpro_fast.run.loggers.build import check_packages
 from simpro_fast.run.resume import is_finished
+from simpro_fast.training.dry_run import dry_run as try_steps
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.logs import log_to_terminal
 
@@ -49,11 +50,15 @@ def run_training(
     lock = RunLock(config.run_dir, ranks)
     try:
         announce_launch(config, ranks)
-        if not dry_run:
+        if dry_run:
+            lock.probe()
+        else:
             lock.take()
-        if empty_first and not dry_run:
-            _empty(config, ranks)
-        if not dry_run and is_finished(config, ranks):
+            if empty_first:
+                _empty(config, ranks)
+        # What a smoke run finds there it empties, so its dry run does not look.
+        finished = not (dry_run and empty_first) and is_finished(config, ranks)
+        if finished and not dry_run:
             return 0
         if not guest:
             watchdog.start()
@@ -62,7 +67,7 @@ def run_training(
                 trainer = Trainer(config, ranks, write=not dry_run, watchdog=watchdog)
                 stack.callback(trainer.close)
                 if dry_run:
-                    trainer.dry_run()
+                    try_steps(trainer, fresh=empty_first)
                 else:
                     trainer.fit()
             except BaseException as error:

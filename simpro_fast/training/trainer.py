@@ -33,7 +33,7 @@ from simpro_fast.models import (
     average_buffers,
     first_rank_buffers,
 )
-from simpro_fast.run.banner import announce, announce_dry_run
+from simpro_fast.run.banner import announce
 from simpro_fast.run.checkpoint import save_on_main
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.export import (
@@ -45,7 +45,7 @@ from simpro_fast.run.export import (
 )
 from simpro_fast.run.loggers.base import Loggers
 from simpro_fast.run.loggers.build import start_loggers
-from simpro_fast.run.progress import Progress
+from simpro_fast.run.notebook_table import build_progress
 from simpro_fast.run.resume import agreed_fingerprint, find_state, load_state
 from simpro_fast.run.views_figure import views_figure
 from simpro_fast.training.build import (
@@ -118,7 +118,7 @@ class Trainer:
         self.loader = self._build_loader()
         if write:
             self._start_run(checkpoint)
-        self.progress = Progress(
+        self.progress = build_progress(
             config.log.progress, config.train.steps, self.views_per_step, main=ranks.is_main
         )
 
@@ -182,7 +182,7 @@ class Trainer:
             Preempted: some rank was asked to stop; all ranks raise it after the same step.
         """
         config, started, watchdog = self.config, time.perf_counter(), self.watchdog
-        self._announce()
+        self.announce()
         trace = self.run.path / "trace.json" if self._writes and config.train.profile else None
         seconds_before = self.history.seconds
         self.progress.begin(self.step)
@@ -257,15 +257,8 @@ class Trainer:
             raise (UserError if self.ranks.is_main else PeerError)(unsaved_end(self.step))
         return summary
 
-    def dry_run(self) -> None:
-        """One step, and what it gave; nothing is written."""
-        self._announce()
-        self.train_step()
-        averages = self.meter.finish(self.ranks)
-        if self.ranks.is_main:
-            announce_dry_run(averages)
-
-    def _announce(self) -> None:
+    def announce(self) -> None:
+        """Device, ranks, batches and split, on rank 0."""
         announce(
             self.config,
             self.ranks,

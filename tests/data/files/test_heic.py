@@ -16,6 +16,7 @@ from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.files import decode
 from simpro_fast.data.files.decode import check_file, read_header, read_rgb
 from simpro_fast.data.files.manifest import read_manifest
+from simpro_fast.data.files.square import read_square
 from simpro_fast.errors import UserError
 from tests.conftest import TINY
 from tests.data.image_folders import picture, save, tidy
@@ -98,7 +99,11 @@ def test_packing_reads_it_and_training_from_files_does_not(
     own = {"name": "images", "manifest": f"{root}/out/manifest.csv", "image_size": 16}
     own |= {"test_per_class": None}
     packed = parse_config({**TINY, "data": {**own, "packed": f"{root}/out/packed_16.npy"}})
-    assert len(load_dataset(packed.data).images) == len(manifest.rows)
+    images = load_dataset(packed.data).images
+    assert len(images) == len(manifest.rows)
+    place = next(i for i, row in enumerate(manifest.rows) if row.path.endswith(".HEIC"))
+    seen = read_square(Path(manifest.rows[place].path), 16)
+    assert np.array_equal(images[place], seen), "as prediction sees it"
     files = parse_config({**TINY, "data": own})
     with pytest.raises(UserError, match=r"IMG_1\.HEIC: unsupported: HEIC.*prepare --pack"):
         load_dataset(files.data)
