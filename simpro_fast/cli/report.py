@@ -18,7 +18,12 @@ EXAMPLE = "runs/digits_lt/reversed/seed1"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table of a finished run and draw its figures; returns the exit code."""
-    parser = CommandParser("simpro-fast report", "Table and figures of a finished run.")
+    parser = CommandParser(
+        "simpro-fast report",
+        "Table and figures of a finished run.\n\n"
+        f"examples:\n  simpro-fast report {EXAMPLE}\n"
+        f"  simpro-fast report {EXAMPLE} --compare runs/digits_lt/reversed_fixmatch/seed1",
+    )
     parser.add_argument("run", type=Path, nargs="?", help=f"run directory, such as {EXAMPLE}")
     parser.add_argument("--compare", type=Path, help="a second run, shown beside the first")
     try:

@@ -84,6 +84,15 @@ warnings.filterwarnings("ignore", module=r"PIL(\.|$)")
 Image.MAX_IMAGE_PIXELS = None
 
 
+class UnreadableImage(UserError):
+    """A file that is gone, damaged, of a kind that is not read or of another size than listed."""
+
+    def __init__(self, source: ImageSource, status: str) -> None:
+        super().__init__(f"{source}: {status}")
+        self.status = status
+        """As in `Facts`."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """What a look at one file gave."""
@@ -154,8 +163,7 @@ def read_rgb(source: ImageSource, listed: tuple[int, int] | None = None) -> Imag
         listed: the width and height that it must have.
 
     Raises:
-        UserError: the file is gone, damaged, of a kind that is not read or of another size; names
-            it.
+        UnreadableImage: names the file and says why.
     """
     limit = MEGAPIXELS if listed is None else math.inf  # the list is the limit
     heif = is_heif_name(str(source))
@@ -171,7 +179,7 @@ def read_rgb(source: ImageSource, listed: tuple[int, int] | None = None) -> Imag
                     return picture
     except OSError as error:
         status = f"{UNREADABLE}: {error.strerror or error}"
-    raise UserError(f"{source}: {status}")
+    raise UnreadableImage(source, status)
 
 
 def size_status(facts: Facts, listed: tuple[int, int]) -> str:
