@@ -231,6 +231,8 @@ def test_a_member_follows_its_sweep_into_death(tmp_path: Path) -> None:
         "import os; from simpro_fast.fault_tolerance.launchers import launchers_above;"
         "assert [p.pid for p in launchers_above(os.getpid())] == [os.getppid()]; print('above')"
     )
-    done = subprocess.run([sys.executable, str(script), code], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(script), code, "--seeds=1,2"], capture_output=True, text=True
+    )
     assert done.stdout == "above\n", done.stderr
     assert launchers_above(os.getpid()) == []
