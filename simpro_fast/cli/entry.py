@@ -19,6 +19,7 @@ VERBS = {
     "prepare": "check a data set before training, and write its manifest",
     "report": "table and figures of a finished run",
     "doctor": "check a machine or an allocation before training",
+    "table": "train configurations x methods x seeds, and tabulate them in Markdown and LaTeX",
     "watch": "how a run stands: progress, estimated class distribution, accuracy, ranks",
 }
 

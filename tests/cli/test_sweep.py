@@ -165,7 +165,8 @@ def test_a_failure_does_not_stop_the_rest(
     arguments = [*stand_in, "--grid", "method.tau=1,2,3", "--seeds", "1"]
     done = train_command(*arguments, env={"RANK": "0", "WORLD_SIZE": "1"})
     assert done.returncode == 1
-    assert "error: 1 failed: tiny/method.tau-2 seed 1 (exit code 3)" in done.stderr
+    said = "error: 1 of 3 runs failed:\n  tiny/method.tau-2 seed 1 (exit code 3)\n"
+    assert done.stderr.endswith(said)
     assert log(tmp_path) == [f"seed1 method.tau-{tau} -" for tau in (1, 2, 3)], "no rank is left"
     left = train_command(*arguments, "--print-commands")
     assert left.returncode == 0
