@@ -73,7 +73,7 @@ def test_the_papers_configurations_have_its_number(name: str) -> None:
         ("cifar10_lt/middle", "method.name=fixmatch", 27.1),
         ("stl10_lt/gamma20", "method.alpha=1", 76.4),
         ("cifar10_lt/reversed", "method.tau=1", None),
-        ("cifar10_lt/reversed", "train.steps=100", None),
+        ("cifar10_lt/reversed", "train.steps=1000", None),
         ("cifar10_lt/reversed", "model.weights=x.safetensors", None),
         ("stl10_lt/gamma10", "method.name=fixmatch", None),
         ("cifar10_lt/random", "", None),
