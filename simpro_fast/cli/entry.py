@@ -17,6 +17,7 @@ from simpro_fast.printable import show
 VERBS = {
     "train": "train a network (under deepspeed, torchrun or python: launch/train.py)",
     "prepare": "check a data set before training, and write its manifest",
+    "export": "write a trained network as ONNX, or as a folder for a model hub",
     "report": "table and figures of a finished run",
     "doctor": "check a machine or an allocation before training",
     "table": "train configurations x methods x seeds, and tabulate them in Markdown and LaTeX",

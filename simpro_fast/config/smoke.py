@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from simpro_fast.config.load import apply_overrides, parse_config, read_tree
+from simpro_fast.config.methods import DEFAULT, method_entry
 from simpro_fast.config.schema import Config
 from simpro_fast.errors import ConfigError
 
@@ -33,6 +34,9 @@ def smoke_sizes(tree: dict[str, Any], world_size: int) -> list[str]:
     Args:
         tree: the experiment as plain data, its own overrides applied.
         world_size: ranks, with two labeled and two unlabeled images each.
+
+    Raises:
+        ConfigError: there is no such method.
     """
     sizes = [f"data.batch_size={LABELED_PER_RANK * max(1, world_size)}", *SIZES]
     for key, size in (
@@ -43,6 +47,9 @@ def smoke_sizes(tree: dict[str, Any], world_size: int) -> list[str]:
     ):
         if _value(tree, key):
             sizes.append(f"{key}={size}")
+    name = _value(tree, "method.name")
+    own = method_entry(name if isinstance(name, str) else DEFAULT).keys.smoke
+    sizes += [f"method.{key}={value}" for key, value in own.items()]
     if _value(tree, "data.total_max"):
         # A tail that is cut before the labeled share is taken: one labeled image of each class.
         sizes += ["data.total_max=5", "data.gamma_labeled=1"]

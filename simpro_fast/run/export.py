@@ -17,11 +17,12 @@ from simpro_fast.config import Config
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
 from simpro_fast.evaluation import Evaluation, many_medium_few
+from simpro_fast.inference.model_card import CARD, model_card
 from simpro_fast.inference.model_file import DESCRIPTION, WEIGHTS, ModelFile, shares
 from simpro_fast.report.figures import ViewsFigure, write_report
 from simpro_fast.report.terminal import print_summary
 from simpro_fast.run.directory import RunDirectory
-from simpro_fast.utils.atomic_write import replacing, write_json
+from simpro_fast.utils.atomic_write import replacing, write_atomically, write_json
 from simpro_fast.utils.machine import machine_name
 from simpro_fast.utils.provenance import library_versions
 
@@ -88,7 +89,8 @@ def write_results(
     Returns:
         the figures, PNG files.
     """
-    export_model(run, trained, weights)
+    file = export_model(run, trained, weights)
+    write_atomically(run.path / CARD, model_card(file, summary, trained.dataset.name))
     print_summary(summary)
     figures = [] if views is None else write_report(run.path, views, summary=summary)
     for path in figures:
@@ -132,7 +134,7 @@ def summarise(trained: TrainedRun) -> dict[str, Any]:
     }
 
 
-def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tensor]) -> None:
+def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tensor]) -> ModelFile:
     """`model.safetensors` and `model.json`: the EMA weights, float32, and what using them needs."""
     config, dataset = trained.config, trained.dataset
     saved = {
@@ -141,7 +143,7 @@ def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tens
     }
     with replacing(run.path / WEIGHTS) as file:
         file.write(save(saved))
-    ModelFile(
+    description = ModelFile(
         model=config.model,
         method=config.method.name,
         class_names=dataset.class_names,
@@ -155,4 +157,6 @@ def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tens
         step=trained.step,
         commit=trained.commit,
         versions={"simpro_fast": version("simpro_fast"), **library_versions()},
-    ).write(run.path / DESCRIPTION)
+    )
+    description.write(run.path / DESCRIPTION)
+    return description

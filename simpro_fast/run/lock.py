@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -10,6 +12,8 @@ from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import PeerError, UserError
 from simpro_fast.utils.file_lock import locked
 from simpro_fast.utils.machine import host_name
+
+_CURE = "check output_dir and its permissions"
 
 
 def lock_path(run_dir: Path) -> Path:
@@ -37,10 +41,22 @@ class RunLock:
                 cannot be written.
             PeerError: on the other ranks then.
         """
+        self._on_main(self._take)
+
+    def probe(self) -> None:
+        """Refuse a folder that cannot be written, as `take` does, and leave nothing behind.
+
+        Raises:
+            UserError: on rank 0, the folder cannot be written.
+            PeerError: on the other ranks then.
+        """
+        self._on_main(self._probe)
+
+    def _on_main(self, act: Callable[[], None]) -> None:
         refusal: UserError | None = None
         if self._ranks.is_main:
             try:
-                self._take()
+                act()
             except UserError as error:
                 refusal = error
         told = self._ranks.gather_bytes(str(refusal or "").encode())[0]
@@ -53,8 +69,18 @@ class RunLock:
         """Harmless without a lock. A run directory that stayed empty goes."""
         self._held.close()
 
+    def _probe(self) -> None:
+        """In the folder that the missing ones would be made in, by a file without a name."""
+        places = (self._run_dir, *self._run_dir.parents)
+        folder = next((place for place in places if os.path.lexists(place)), Path())
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written ({error.strerror}); {_CURE}") from None
+
     def _take(self) -> None:
-        path, cure = lock_path(self._run_dir), "check output_dir and its permissions"
+        path, cure = lock_path(self._run_dir), _CURE
         with ExitStack() as stack:
             try:
                 stack.enter_context(locked(path, cure, wait=False))

@@ -20,13 +20,20 @@ class Progress:
         mode: `auto` (live where `stream` is a terminal), `on` (live), `off` (nothing).
         total: steps of the whole run.
         views_per_step: over all ranks.
+        stream: None: stdout as it is now.
     """
 
     def __init__(
-        self, mode: str, total: int, views_per_step: int, *, main: bool, stream: TextIO = sys.stdout
+        self,
+        mode: str,
+        total: int,
+        views_per_step: int,
+        *,
+        main: bool,
+        stream: TextIO | None = None,
     ) -> None:
-        self._stream = stream
-        self._live = mode == "on" or (mode == "auto" and stream.isatty())
+        self._stream = sys.stdout if stream is None else stream
+        self._live = mode == "on" or (mode == "auto" and self._stream.isatty())
         self._enabled = main and mode != "off"
         self._total = total
         self._views_per_step = views_per_step

@@ -22,8 +22,8 @@ class History:
 
 
 def gather_counts(counts: Sequence[Tensor], ranks: Ranks) -> Tensor:
-    """Vectors of this rank as one row of a matrix [world_size, n]; every rank calls it."""
-    return ranks.gather(torch.cat(list(counts)))
+    """Tensors of this rank as one row of a matrix [world_size, n]; every rank calls it."""
+    return ranks.gather(torch.cat([count.flatten() for count in counts]))
 
 
 def scatter_counts(saved: Tensor, counts: Sequence[Tensor], ranks: Ranks) -> None:
@@ -33,5 +33,5 @@ def scatter_counts(saved: Tensor, counts: Sequence[Tensor], ranks: Ranks) -> Non
     """
     rows = saved.to(ranks.device)
     mine = rows[ranks.rank] if len(rows) == ranks.world_size else rows.sum(0) * ranks.is_main
-    for target, part in zip(counts, mine.split([len(c) for c in counts]), strict=True):
-        target.copy_(part)
+    for target, part in zip(counts, mine.split([c.numel() for c in counts]), strict=True):
+        target.copy_(part.view_as(target))
