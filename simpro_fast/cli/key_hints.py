@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from simpro_fast.config import Config
+from simpro_fast.config.methods import METHODS
 
 # Given to the script they would silently start something smaller than was asked for.
 _LAUNCHER_FLAGS = {
@@ -55,8 +56,14 @@ def hint(argument: str) -> str | None:
     return None
 
 
+def known_keys() -> list[str]:
+    """All keys, those of every method among them."""
+    own = [f"method.{key}" for entry in METHODS.values() for key in entry.keys.own_keys()]
+    return list(dict.fromkeys([*Config.changes(), *own]))
+
+
 def _key(name: str) -> str | None:
-    keys = list(Config.changes())
+    keys = known_keys()
     dotted = [key for key in keys if key.replace("_", "-") == name]
     for key, words in WORDS.items():
         if name in words:

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from simpro_fast.config import Config, flatten, load_config
-from simpro_fast.config.load import shipped_configs
+from simpro_fast.config.find import shipped_configs
 
 NAME = "published.csv"
 
@@ -57,6 +57,6 @@ def _by_training() -> dict[tuple[tuple[str, Any], ...], Published]:
 
 
 def _training(config: Config) -> tuple[tuple[str, Any], ...]:
-    changes = Config.changes()
+    changes = type(config).changes()
     kept = ((k, v) for k, v in flatten(config).items() if changes[k] in ("training", "length"))
     return tuple((k, repr(v)) for k, v in kept if k != "seed")
