@@ -77,7 +77,7 @@ setup(
     packages=PACKAGES,
     package_dir={"simpro_kernels": "kernels", "simpro_fast.configs": "configs"},
     package_data={
-        "simpro_fast.configs": ["*.yaml", "*/*.yaml"],
+        "simpro_fast.configs": ["*.yaml", "*/*.yaml", "*.csv"],
         "simpro_fast": ["py.typed", "data/datasets/imagenet_lists/*.json"],
         "simpro_kernels": ["py.typed", "*/README.md", "tuned/*.json"],
     },
