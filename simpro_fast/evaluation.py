@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from simpro_fast.errors import UserError
 
 PRIOR_FLOOR = 1e-6
+MISTAKES = 24
+"""Most confident mistakes that an evaluation remembers."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,10 @@ class Evaluation:
     """int64 [K] on the CPU."""
     count: Tensor
     """int64 [K] on the CPU; at least one image in all."""
+    mistakes: Tensor | None = None
+    """float64 [4, n] on the CPU, at most `MISTAKES` images that are classified wrongly, the most
+    confident first: softmax probability of the predicted class, place in `labels`, label,
+    prediction."""
 
     @property
     def top1(self) -> float:
@@ -85,6 +91,7 @@ def evaluate(
     scale = torch.tensor(std, dtype=dtype, device=device).view(1, 3, 1, 1) * 255
 
     counts = torch.zeros(2, num_classes, dtype=torch.int64, device=device)
+    mistakes = torch.zeros(4, 0, dtype=torch.float64, device=device)
     was_training = model.training
     model.eval()
     for first in range(start, end, batch_size):
@@ -93,14 +100,31 @@ def evaluate(
         pixels = torch.as_tensor(images[rows]).to(device)
         views = pixels.permute(0, 3, 1, 2).to(dtype).sub_(offset).div_(scale)
         target = targets[rows].to(device)
-        hit = model(views).argmax(dim=1) == target
+        logits = model(views)
+        predicted = logits.argmax(dim=1)
+        hit = predicted == target
         counts[0].index_add_(0, target, hit.long())
         counts[1].index_add_(0, target, torch.ones_like(target))
+        probability = logits.softmax(dim=1, dtype=torch.float32).amax(dim=1).double()
+        places = torch.arange(rows.start, rows.stop, device=device)
+        found = torch.stack([probability.masked_fill(hit, -1.0), places, target, predicted])
+        mistakes = _most_confident(torch.cat([mistakes, found], dim=1))
     model.train(was_training)
     if world_size > 1:
         dist.all_reduce(counts, group=process_group)
+        padded = nn.functional.pad(mistakes, (0, MISTAKES - mistakes.shape[1]), value=-1.0)
+        parts = [torch.empty_like(padded) for _ in range(world_size)]
+        dist.all_gather(parts, padded, group=process_group)
+        mistakes = _most_confident(torch.cat(parts, dim=1))
     correct, count = counts.cpu().unbind()
-    return Evaluation(correct, count)
+    mistakes = mistakes.cpu()
+    return Evaluation(correct, count, mistakes[:, mistakes[0] >= 0])
+
+
+def _most_confident(found: Tensor) -> Tensor:
+    """[4, n] sorted by the first row and cut to `MISTAKES`; nothing waits for the device."""
+    order = found[0].argsort(descending=True, stable=True)[:MISTAKES]
+    return found[:, order]
 
 
 def _check(images: np.ndarray | Tensor, labels: Tensor, num_classes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 
@@ -78,7 +79,7 @@ def announce(
         logger.warning("no test images: accuracy is not measured, top1 is null")
 
 
-def announce_dry_run(averages: dict[str, float | None]) -> None:
+def announce_dry_run(averages: dict[str, Any]) -> None:
     """What one step gave; nothing was written."""
-    shown = ", ".join(f"{k} {v:.4f}" for k, v in averages.items() if v is not None)
+    shown = ", ".join(f"{k} {v:.4f}" for k, v in averages.items() if isinstance(v, float))
     logger.info("dry run, one step: %s; nothing was written", shown)

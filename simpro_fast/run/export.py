@@ -16,9 +16,11 @@ from simpro_fast.config import Config
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
 from simpro_fast.evaluation import Evaluation, many_medium_few
-from simpro_fast.report.figures import ViewsFigure, write_report
+from simpro_fast.report import write_report
+from simpro_fast.report.pictures import ViewsFigure, save_mistakes, save_views
 from simpro_fast.report.terminal import print_summary
 from simpro_fast.run.directory import RunDirectory
+from simpro_fast.run.pictures import confident_mistakes
 from simpro_fast.run.tensorboard import lacks
 from simpro_fast.utils.atomic_write import replacing, write_json
 from simpro_fast.utils.machine import machine_name
@@ -98,8 +100,13 @@ def write_results(
     export_model(run, trained, weights)
     print_summary(summary)
     if views is not None:
-        for path in write_report(run.path, views, summary=summary):
-            logger.info("figure %s", path)
+        folder = run.path / "report"
+        save_views(views, folder)
+        if trained.evaluation is not None:
+            mistakes = confident_mistakes(trained.evaluation, trained.dataset, trained.split)
+            save_mistakes(mistakes, folder)
+        for path in write_report(run.path, summary=summary):
+            logger.info("report %s", path)
     if finished:  # last, since the presence of the file says so
         write_json(run.summary, summary)
         logger.info("summary %s", run.summary)

@@ -8,20 +8,15 @@ from pathlib import Path
 
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import PeerError, UserError
-from simpro_fast.utils.file_lock import locked
+from simpro_fast.utils.file_lock import locked, run_lock
 from simpro_fast.utils.machine import host_name
-
-
-def lock_path(run_dir: Path) -> Path:
-    """Beside the run directory, which a smoke run empties and a user may move away."""
-    return run_dir.with_name(f".{run_dir.name}.lock")
 
 
 class RunLock:
     """Holds a run directory for one launch, on rank 0.
 
     Two locks of the operating system, both freed by the death of the process: on the file
-    `lock_path`, which holds the name of the holder, and on the run directory itself, so that the
+    `run_lock`, which holds the name of the holder, and on the run directory itself, so that the
     file may be deleted.
     """
 
@@ -54,7 +49,7 @@ class RunLock:
         self._held.close()
 
     def _take(self) -> None:
-        path, cure = lock_path(self._run_dir), "check output_dir and its permissions"
+        path, cure = run_lock(self._run_dir), "check output_dir and its permissions"
         with ExitStack() as stack:
             try:
                 stack.enter_context(locked(path, cure, wait=False))

@@ -45,10 +45,10 @@ from simpro_fast.run.export import (
     unsaved_end,
     write_results,
 )
+from simpro_fast.run.pictures import views_figure
 from simpro_fast.run.progress import Progress
 from simpro_fast.run.resume import agreed_fingerprint, find_state, load_state
 from simpro_fast.run.tensorboard import TensorBoardLog
-from simpro_fast.run.views_figure import views_figure
 from simpro_fast.training.build import build_loader_for, build_method_for, build_student
 from simpro_fast.training.evaluate import evaluate_split
 from simpro_fast.training.metrics import Meter, Stopwatch, ThresholdWatch, step_profiler
@@ -287,6 +287,7 @@ class Trainer:
             "kl_pi_u": kl_pi_u,
             "top1": evaluation.top1 if evaluation else None,
             "top1_class_mean": evaluation.top1_class_mean if evaluation else None,
+            "per_class": evaluation.per_class if evaluation else None,
             "images_per_second": self.stopwatch.views_per_second(self.views_per_step),
             "data_wait_fraction": self.stopwatch.wait_fraction(),
             "peak_memory_mib": peak_memory_mib(self.ranks.device),
@@ -322,7 +323,7 @@ class Trainer:
         self.forward = ViewForward(self.engine, self.method, rows, config.train)
         self.step_graph = build_step_graph(config, ranks, self.learn)
         self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
-        self.meter = Meter(ranks.device)
+        self.meter = Meter(ranks.device, self.dataset.num_classes)
         self.threshold_watch = ThresholdWatch(config.method.threshold)
 
     def _start_run(self, checkpoint: Path | None) -> None:
@@ -389,7 +390,8 @@ class Trainer:
 
     def _counts(self) -> list[Tensor]:
         """What this rank has counted since the last update of the priors, float64 vectors."""
-        return [*(getattr(self.method, name) for name in COUNTS), self.meter.sums]
+        counts = [getattr(self.method, name) for name in COUNTS]
+        return [*counts, self.meter.sums, self.meter.class_sums]
 
     def save(self) -> int | None:
         """Checkpoint of this step. Every rank calls it, since rank-local state is gathered.
