@@ -1,24 +1,30 @@
 """simpro_fast: realistic long-tailed semi-supervised learning (SimPro, ICML 2024) at speed.
 
 `SimPro` and `FixMatch` are `nn.Module`s that fit any training loop; the training system around
-them starts at `launch/train.py`.
+them starts at `launch/train.py`, and `load_model` takes what it has trained.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from simpro_fast.inference.model import load_model
     from simpro_fast.methods import FixMatch, SimPro
 
 __version__ = "0.1.0"
-__all__ = ["FixMatch", "SimPro", "__version__"]
+__all__ = ["FixMatch", "SimPro", "__version__", "load_model"]
+
+_PLACES = {
+    "FixMatch": "simpro_fast.methods",
+    "SimPro": "simpro_fast.methods",
+    "load_model": "simpro_fast.inference.model",
+}
 
 
 def __getattr__(name: str) -> Any:
     # Lazy, so that reading a configuration or printing help does not pay for importing torch.
-    if name in ("SimPro", "FixMatch"):
-        from simpro_fast import methods
-
-        return getattr(methods, name)
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module 'simpro_fast' has no attribute '{name}'")

@@ -87,8 +87,6 @@ def evaluate(
     _check(images, targets, num_classes)
     start, end = len(images) * rank // world_size, len(images) * (rank + 1) // world_size
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
-    offset = torch.tensor(mean, dtype=dtype, device=device).view(1, 3, 1, 1) * 255
-    scale = torch.tensor(std, dtype=dtype, device=device).view(1, 3, 1, 1) * 255
 
     counts = torch.zeros(2, num_classes, dtype=torch.int64, device=device)
     mistakes = torch.zeros(4, 0, dtype=torch.float64, device=device)
@@ -96,9 +94,7 @@ def evaluate(
     model.eval()
     for first in range(start, end, batch_size):
         rows = slice(first, min(first + batch_size, end))
-        # The permuted view of NHWC pixels is channels_last as it stands.
-        pixels = torch.as_tensor(images[rows]).to(device)
-        views = pixels.permute(0, 3, 1, 2).to(dtype).sub_(offset).div_(scale)
+        views = network_input(torch.as_tensor(images[rows]).to(device), mean, std, dtype)
         target = targets[rows].to(device)
         logits = model(views)
         predicted = logits.argmax(dim=1)
@@ -125,6 +121,25 @@ def _most_confident(found: Tensor) -> Tensor:
     """[4, n] sorted by the first row and cut to `MISTAKES`; nothing waits for the device."""
     order = found[0].argsort(descending=True, stable=True)[:MISTAKES]
     return found[:, order]
+
+
+def network_input(
+    pixels: Tensor, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype
+) -> Tensor:
+    """Normalised views [n, 3, H, W] in channels_last, of pixels uint8 [n, H, W, 3] on any device.
+
+    Evaluation and prediction share it, so that they see the same numbers.
+
+    Args:
+        mean, std: per channel, on the 0..1 scale.
+        dtype: of the network's weights.
+    """
+    offset, scale = (
+        torch.tensor(values, dtype=dtype, device=pixels.device).view(1, 3, 1, 1) * 255
+        for values in (mean, std)
+    )
+    # The permuted view of NHWC pixels is channels_last as it stands.
+    return pixels.permute(0, 3, 1, 2).to(dtype).sub_(offset).div_(scale)
 
 
 def _check(images: np.ndarray | Tensor, labels: Tensor, num_classes: int) -> None:

@@ -5,9 +5,50 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from importlib.metadata import version
+from typing import Any, NoReturn
 
 from simpro_fast.errors import ConfigError
+
+
+def positive(text: str) -> int:
+    """A whole number above 0, for `type=`."""
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+class _Version(argparse.Action):
+    """Looked up when asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        print(f"simpro_fast {version('simpro_fast')}")
+        parser.exit()
+
+
+_COMMON: dict[str, tuple[str, dict[str, Any]]] = {
+    "json": (
+        "--json",
+        {"action": "store_true", "help": "print one JSON document and nothing else on stdout"},
+    ),
+    "quiet": ("--quiet", {"action": "store_true", "help": "say nothing but errors"}),
+    "device": (
+        "--device",
+        {
+            "choices": ("auto", "cpu", "cuda"),
+            "default": "auto",
+            "help": "where the network runs; auto: a GPU where there is one",
+        },
+    ),
+    "batch_size": (
+        "--batch-size",
+        {"type": positive, "default": 256, "metavar": "N", "help": "images per forward pass (256)"},
+    ),
+    "threads": (
+        "--threads",
+        {"type": positive, "metavar": "N", "help": "CPU threads; default: the cores there are"},
+    ),
+}
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -27,6 +68,7 @@ class CommandParser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        self.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see --help")
@@ -56,6 +98,15 @@ class CommandParser(argparse.ArgumentParser):
         # The deepspeed launcher's own; the environment has it too.
         self.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
         self.add_argument("overrides", nargs="*", metavar="key.sub=value", help=help)
+
+    def add_common(self, *names: str) -> None:
+        """Add flags that verbs share: `json`, `quiet`, `device`, `batch_size`, `threads`.
+
+        `--version` and `--help` belong to every verb.
+        """
+        for name in names:
+            flag, options = _COMMON[name]
+            self.add_argument(flag, **options)
 
     def _nearest(self, argument: str) -> str:
         flags = [f.lstrip("-") for action in self._actions for f in action.option_strings]

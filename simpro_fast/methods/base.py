@@ -62,6 +62,11 @@ class PseudoLabelMethod(PriorTracker):
         self._threshold = float(value)
         self._bound.fill_(value)
 
+    @property
+    def loss_tau(self) -> float:
+        """tau of the loss CE(f + tau log phi) that the network is trained with; 0: plain logits."""
+        return 0.0
+
     def adjustments(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """What is added to the logits of weak views, and of labeled and strong ones: [K] or None.
 

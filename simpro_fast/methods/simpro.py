@@ -73,6 +73,11 @@ class SimPro(PseudoLabelMethod):
         self.adjust_pseudo_labels = adjust_pseudo_labels
         self.adjust_loss = adjust_loss
 
+    @property
+    def loss_tau(self) -> float:
+        """tau; 0 without `adjust_loss`."""
+        return self.tau if self.adjust_loss else 0.0
+
     def adjustments(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """tau * log pi_u and tau * log phi, floored by the recipe; None where switched off."""
         weak = strong = None

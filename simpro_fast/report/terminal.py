@@ -20,6 +20,7 @@ from simpro_fast.printable import printable, printables
 from simpro_fast.report.findings import finding
 from simpro_fast.report.groups import Group
 from simpro_fast.report.runs import METHOD_TITLES, Run, kl_of_uniform
+from simpro_fast.utils.atomic_write import finite
 from simpro_fast.utils.terminal import plain_table, rendered
 
 _MAX_ROWS = 20
@@ -91,6 +92,47 @@ def print_report(
     parts += [Text(line) for group in groups for line in finding_lines(group, len(groups) > 1)]
     text = rendered(Parts(*parts), out, width)
     print(text if block == "\u2588" else text.replace("\u00b1", "+-"), file=out)
+
+
+def report_data(groups: Sequence[Group], notes: Sequence[str]) -> dict[str, Any]:
+    """What `print_report` shows, for programs; accuracies in percent, shares from 0 to 1."""
+
+    def number(group: Group, key: str) -> dict[str, float | None]:
+        mean, spread = group.number(key)
+        return {"mean": mean, "std": spread}
+
+    def vector(group: Group, key: str) -> dict[str, list[float | None]]:
+        mean, spread = group.vector(key)
+        return finite({"mean": mean.tolist(), "std": spread.tolist()})
+
+    numbers = (*ACCURACIES.values(), "kl_pi_u", "images_per_second")
+    return {
+        "notes": list(notes),
+        "class_names": groups[0].summary["class_names"],
+        "labeled_counts": groups[0].summary.get("labeled_counts"),
+        "pi_u_true": groups[0].summary.get("pi_u_true"),
+        "experiments": [
+            {
+                "label": group.label,
+                "name": group.summary["name"],
+                "method": group.summary["method"],
+                "runs": [
+                    {
+                        "path": str(run.path),
+                        "seed": run.summary["seed"],
+                        "state": run.state or "finished",
+                        "steps": run.summary["steps"],
+                    }
+                    for run in group.runs
+                ],
+                **{key: number(group, key) for key in numbers},
+                **{key: vector(group, key) for key in ("per_class", "pi_u")},
+                "finding": found.sentence if (found := finding(group.summary)) else None,
+                "warnings": list(found.warnings) if found else [],
+            }
+            for group in groups
+        ],
+    }
 
 
 def heading(run: Run) -> Text:

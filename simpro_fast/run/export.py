@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import resource
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -16,14 +17,18 @@ from simpro_fast.config import Config
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
 from simpro_fast.evaluation import Evaluation, many_medium_few
+from simpro_fast.inference.model_file import DESCRIPTION, WEIGHTS, ModelFile, shares
 from simpro_fast.report import write_report
-from simpro_fast.report.pictures import ViewsFigure, save_mistakes, save_views
+from simpro_fast.report.groups import group_runs
+from simpro_fast.report.pictures import FOLDER, ViewsFigure, save_mistakes, save_views
+from simpro_fast.report.runs import load_run
 from simpro_fast.report.terminal import print_summary
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.pictures import confident_mistakes
 from simpro_fast.run.tensorboard import lacks
 from simpro_fast.utils.atomic_write import replacing, write_json
 from simpro_fast.utils.machine import machine_name
+from simpro_fast.utils.provenance import library_versions
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +41,7 @@ def check_report_packages(config: Config) -> None:
     """
     for key, wanted, package in (
         ("log.figures", config.log.figures, "matplotlib"),
+        ("log.figures", config.log.figures, "jinja2"),
         ("log.tensorboard", config.log.tensorboard, "tensorboard"),
     ):
         if wanted and importlib.util.find_spec(package) is None:
@@ -74,6 +80,8 @@ class TrainedRun:
     """Of every evaluation, percent, oldest first."""
     pi_u: list[float]
     phi: list[float]
+    loss_tau: float
+    """Of the method, see `PseudoLabelMethod.loss_tau`."""
     kl_pi_u: float | None
     labeled_draws: list[int]
     """Labeled images drawn per class."""
@@ -100,12 +108,12 @@ def write_results(
     export_model(run, trained, weights)
     print_summary(summary)
     if views is not None:
-        folder = run.path / "report"
+        folder = run.path / FOLDER
         save_views(views, folder)
         if trained.evaluation is not None:
             mistakes = confident_mistakes(trained.evaluation, trained.dataset, trained.split)
             save_mistakes(mistakes, folder)
-        for path in write_report(run.path, summary=summary):
+        for path in write_report(group_runs([load_run(run.path, summary)]), folder):
             logger.info("report %s", path)
     if finished:  # last, since the presence of the file says so
         write_json(run.summary, summary)
@@ -152,20 +160,20 @@ def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tens
         name: (value.float() if value.is_floating_point() else value).contiguous().cpu()
         for name, value in weights.items()
     }
-    with replacing(run.path / "model.safetensors") as file:
+    with replacing(run.path / WEIGHTS) as file:
         file.write(save(saved))
-    write_json(
-        run.path / "model.json",
-        {
-            "model": config.model.model_dump(mode="json"),
-            "image_size": dataset.image_size,
-            "mean": list(dataset.mean),
-            "std": list(dataset.std),
-            "class_names": list(dataset.class_names),
-            "tau": config.method.tau,
-            "pi_u": trained.pi_u,
-            "phi": trained.phi,
-            "step": trained.step,
-            "commit": trained.commit,
-        },
-    )
+    ModelFile(
+        model=config.model,
+        method=config.method.name,
+        class_names=dataset.class_names,
+        image_size=dataset.image_size,
+        mean=dataset.mean,
+        std=dataset.std,
+        labeled_prior=shares(trained.split.labeled_counts),
+        phi=tuple(trained.phi),
+        pi_u=tuple(trained.pi_u),
+        tau=trained.loss_tau,
+        step=trained.step,
+        commit=trained.commit,
+        versions={"simpro_fast": version("simpro_fast"), **library_versions()},
+    ).write(run.path / DESCRIPTION)

@@ -224,6 +224,7 @@ class Trainer:
             top1=self.history.top1,
             pi_u=self.method.normalised_pi_u().tolist(),
             phi=self.method.phi.tolist(),
+            loss_tau=self.method.loss_tau,
             kl_pi_u=self.kl_pi_u(),
             labeled_draws=self.labeled_draws.counts(0, self.step),
             images_replaced=int(self.ranks.sum(replaced.to(self.ranks.device)).item()),

@@ -20,8 +20,9 @@ from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset, Rows
 from simpro_fast.data.files.decode import CHANGED, OK, Facts, ImageSource, read_header, size_status
 from simpro_fast.data.files.manifest import EVALUATED, Manifest, Row, read_manifest
-from simpro_fast.data.files.packed import open_packed, square
+from simpro_fast.data.files.packed import open_packed
 from simpro_fast.data.files.scan_folders import scan_folders
+from simpro_fast.data.files.square import square
 from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL

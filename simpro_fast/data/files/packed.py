@@ -2,7 +2,7 @@
 
 `packed_<px>.npy` is uint8 [N, px, px, 3], one image per usable row of the manifest, in its order;
 `packed_<px>.json` beside it is the index: the manifest's fingerprint, the size and the number of
-images. Pictures are the largest centred square, scaled by the rule of augment/crops.py.
+images. Pictures are those of square.py.
 """
 
 from __future__ import annotations
@@ -15,28 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from simpro_fast.data.augment.crops import centre_crop, resize_crop
-from simpro_fast.data.files.decode import read_rgb
-from simpro_fast.data.files.manifest import Manifest, Row
+from simpro_fast.data.files.manifest import Manifest
+from simpro_fast.data.files.square import square
 from simpro_fast.errors import UserError
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.parallel_map import in_order
 from simpro_fast.utils.regular_file import check_regular, read_text
-
-
-def square(row: Row, size: int) -> np.ndarray:
-    """The picture that evaluation and packing see of a file: uint8 [size, size, 3].
-
-    Raises:
-        UserError: as `read_rgb`, with the cure.
-    """
-    try:
-        image = read_rgb(row.image, (row.width, row.height))
-    except UserError as error:
-        raise UserError(
-            f"{error}; restore it, or run launch/prepare.py --on-bad-image skip"
-        ) from None
-    return resize_crop(image, centre_crop(*image.size), size)
 
 
 def packed_path(folder: Path, size: int) -> Path:

@@ -19,7 +19,7 @@ from simpro_fast.data.datasets.image_list import (
     select,
 )
 from simpro_fast.data.datasets.registry import load_dataset
-from simpro_fast.data.files.packed import square
+from simpro_fast.data.files.square import square
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import Split
 from simpro_fast.errors import ConfigError, UserError
