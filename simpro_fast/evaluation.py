@@ -49,6 +49,45 @@ class Evaluation:
         return sum(present) / len(present)
 
 
+class ConfidentMistakes:
+    """The `MISTAKES` most confident mistakes of an evaluation; nothing waits for the device."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        # probability (-1: no mistake), place, label, prediction
+        self._rows = torch.zeros(4, 0, dtype=torch.float64, device=device)
+
+    def add(self, logits: Tensor, targets: Tensor, first: int) -> None:
+        """Look at images.
+
+        Args:
+            logits: [n, K].
+            targets: int64 [n] in 0..K-1, on the same device.
+            first: place of the first of them.
+        """
+        predicted = logits.argmax(dim=1)
+        probability = logits.softmax(dim=1, dtype=torch.float32).amax(dim=1).double()
+        places = torch.arange(first, first + len(targets), device=logits.device)
+        wrong = probability.masked_fill(predicted == targets, -1.0)
+        found = torch.stack([wrong, *(row.double() for row in (places, targets, predicted))])
+        self._keep(torch.cat([self._rows, found], dim=1))
+
+    def reduce(self, world_size: int, process_group: dist.ProcessGroup | None = None) -> None:
+        """Put those of all ranks together; all must call it."""
+        padded = nn.functional.pad(self._rows, (0, MISTAKES - self._rows.shape[1]), value=-1.0)
+        parts = [torch.empty_like(padded) for _ in range(world_size)]
+        dist.all_gather(parts, padded, group=process_group)
+        self._keep(torch.cat(parts, dim=1))
+
+    def found(self) -> Tensor:
+        """As in `Evaluation.mistakes`."""
+        rows = self._rows.cpu()
+        return rows[:, rows[0] >= 0]
+
+    def _keep(self, rows: Tensor) -> None:
+        order = rows[0].argsort(descending=True, stable=True)[:MISTAKES]
+        self._rows = rows[:, order].contiguous()
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
@@ -89,7 +128,7 @@ def evaluate(
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
 
     counts = torch.zeros(2, num_classes, dtype=torch.int64, device=device)
-    mistakes = torch.zeros(4, 0, dtype=torch.float64, device=device)
+    mistakes = ConfidentMistakes(device)
     was_training = model.training
     model.eval()
     for first in range(start, end, batch_size):
@@ -97,30 +136,16 @@ def evaluate(
         views = network_input(torch.as_tensor(images[rows]).to(device), mean, std, dtype)
         target = targets[rows].to(device)
         logits = model(views)
-        predicted = logits.argmax(dim=1)
-        hit = predicted == target
+        hit = logits.argmax(dim=1) == target
         counts[0].index_add_(0, target, hit.long())
         counts[1].index_add_(0, target, torch.ones_like(target))
-        probability = logits.softmax(dim=1, dtype=torch.float32).amax(dim=1).double()
-        places = torch.arange(rows.start, rows.stop, device=device)
-        found = torch.stack([probability.masked_fill(hit, -1.0), places, target, predicted])
-        mistakes = _most_confident(torch.cat([mistakes, found], dim=1))
+        mistakes.add(logits, target, first)
     model.train(was_training)
     if world_size > 1:
         dist.all_reduce(counts, group=process_group)
-        padded = nn.functional.pad(mistakes, (0, MISTAKES - mistakes.shape[1]), value=-1.0)
-        parts = [torch.empty_like(padded) for _ in range(world_size)]
-        dist.all_gather(parts, padded, group=process_group)
-        mistakes = _most_confident(torch.cat(parts, dim=1))
+        mistakes.reduce(world_size, process_group)
     correct, count = counts.cpu().unbind()
-    mistakes = mistakes.cpu()
-    return Evaluation(correct, count, mistakes[:, mistakes[0] >= 0])
-
-
-def _most_confident(found: Tensor) -> Tensor:
-    """[4, n] sorted by the first row and cut to `MISTAKES`; nothing waits for the device."""
-    order = found[0].argsort(descending=True, stable=True)[:MISTAKES]
-    return found[:, order]
+    return Evaluation(correct, count, mistakes.found())
 
 
 def network_input(

@@ -26,9 +26,13 @@ class Finding:
     warnings: tuple[str, ...]
     """Reasons not to trust the estimate."""
 
-    @property
-    def lines(self) -> list[str]:
-        return [self.sentence, *(f"warning: {text}" for text in self.warnings)]
+
+def shared_warnings(found: Sequence[Finding | None]) -> list[str]:
+    """Warnings that several findings all have, to be said once."""
+    known = [one.warnings for one in found if one is not None]
+    if len(known) < 2:
+        return []
+    return [text for text in known[0] if all(text in warnings for warnings in known)]
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,8 @@ def _sentence(
         most = sum(shares[k] for k in top) >= 0.5
         said = f"the unlabeled images are {'mostly' if most else 'most often'} {_and(named)}"
     if truth:
-        said += f"; in truth {_and([_percent(truth[k]) for k in top])}"
+        one = "" if len(top) == 1 else "these have "
+        said += f"; in truth {one}{_and([_percent(truth[k]) for k in top])}"
     return f"{said[0].upper()}{said[1:]}."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -95,12 +96,15 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 def run_labels(runs: Sequence[Run]) -> list[str]:
     """Short names that tell groups apart, by their first runs: methods, else names, else places."""
 
+    names = [str(run.summary["name"]) for run in runs]
+    shared = os.path.commonpath(names) if len(set(names)) > 1 and all(names) else ""
+
     def method(run: Run) -> str:
         return METHOD_TITLES.get(run.summary["method"], str(run.summary["method"]))
 
     ways: tuple[Callable[[Run], str], ...] = (
         method,
-        lambda run: str(run.summary["name"]),
+        lambda run: str(run.summary["name"]).removeprefix(shared).strip("/"),
         lambda run: f"{run.summary['name']}, {method(run)}",
         lambda run: f"{run.summary['name']} seed {run.summary['seed']}",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from simpro_fast.errors import UserError, pip_line
 from simpro_fast.report.figures import Figures
 from simpro_fast.report.figures.style import COLOURS, letter
-from simpro_fast.report.findings import finding, intervals
+from simpro_fast.report.findings import finding, intervals, shared_warnings
 from simpro_fast.report.groups import Group
 from simpro_fast.report.pictures import Mistakes, ViewsFigure, data_uri
 from simpro_fast.report.runs import METHOD_TITLES, Run, kl_of_uniform
@@ -66,6 +67,8 @@ def content(
     notes: Sequence[str],
 ) -> dict[str, Any]:
     """What the template is filled with."""
+    if len(groups) > 4:  # as in the figures
+        groups = [replace(g, label=f"{letter(i)} {g.label}") for i, g in enumerate(groups)]
     several = len(groups) > 1
     names = [str(name) for name in groups[0].summary["class_names"]]
     title = str(groups[0].summary["name"]) if not several else f"{len(groups)} experiments"
@@ -76,12 +79,8 @@ def content(
         "notes": list(notes),
         "together": figures.together,
         "summary": _summary_table(groups),
-        "states": [
-            (group.label, run.summary["seed"], run.state)
-            for group in groups
-            for run in group.runs
-            if run.state
-        ],
+        "states": [state for group in groups for state in _states(group)],
+        "shared": shared_warnings([finding(group.summary) for group in groups]),
         "priors": _prior_table(groups, names),
         "accuracies": _accuracy_table(groups, names),
         "many_classes": len(names) > _SHOWN_CLASSES,
@@ -89,12 +88,10 @@ def content(
         "uniform_kl": _uniform_kl(groups[0]),
         "groups": [
             {
-                "key": letter(number) if len(groups) > 4 else "",
                 "colour": number % len(COLOURS),
                 "label": group.label,
                 "runs": [_run(run) for run in group.runs],
                 "finding": finding(group.summary),
-                "bounded": intervals(group.summary) is not None,
                 "seed": group.summary["seed"],
                 "seeds": len(group.runs),
                 "figures": figures.each[number],
@@ -106,6 +103,7 @@ def content(
             for number, group in enumerate(groups)
         ],
         "differing": _differing(groups),
+        "unbounded": _unbounded(groups),
     }
 
 
@@ -128,6 +126,18 @@ def _summary_table(groups: Sequence[Group]) -> Table:
     if len(groups) > _BESIDE:
         head, *lines = [list(row) for row in zip(head, *lines, strict=True)]
     return {"head": head, "rows": lines}
+
+
+def _states(group: Group) -> list[tuple[str, str]]:
+    """Which runs of a group are not finished, and what became of them."""
+    found: dict[str, list[str]] = {}
+    for run in group.runs:
+        if run.state:
+            found.setdefault(run.state, []).append(str(run.summary["seed"]))
+    return [
+        (f"{group.label}, seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}", state)
+        for state, seeds in found.items()
+    ]
 
 
 def _seeds(group: Group) -> str:
@@ -177,6 +187,15 @@ def _accuracy_table(groups: Sequence[Group], names: Sequence[str]) -> Table:
 def _percent(mean: float, spread: float) -> str:
     known = [None if value != value else 100 * float(value) for value in (mean, spread)]
     return spread_text((known[0], known[1]), 1)
+
+
+def _unbounded(groups: Sequence[Group]) -> str | None:
+    """Whose estimates have no interval."""
+    bare = [group.label for group in groups if intervals(group.summary) is None]
+    if not bare:
+        return None
+    whose = "" if len(bare) == len(groups) else f" of {', '.join(bare)}"
+    return f"Without intervals pi_u{whose} is a bare estimate, a by-product of the training."
 
 
 def _uniform_kl(group: Group) -> str | None:

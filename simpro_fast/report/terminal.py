@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simpro_fast.printable import printable, printables
-from simpro_fast.report.findings import finding
+from simpro_fast.report.findings import finding, shared_warnings
 from simpro_fast.report.groups import Group
 from simpro_fast.report.runs import METHOD_TITLES, Run, kl_of_uniform
 from simpro_fast.utils.atomic_write import finite
@@ -26,6 +26,7 @@ from simpro_fast.utils.terminal import plain_table, rendered
 _MAX_ROWS = 20
 _MAX_NAME = 18
 _MIN_BAR, _MAX_BAR = 8, 40
+_LEAST_NAME = 24
 _BESIDE = 3
 """Experiments that stand beside each other, class by class; more have one line each."""
 ACCURACIES = {
@@ -69,7 +70,9 @@ def print_report(
     block, mark = _glyphs(out)
     parts: list[RenderableType] = [Text(f"note: {printable(note)}") for note in notes]
     if len(groups) > _BESIDE:
-        parts += [_experiments_table(groups), ""]
+        parts += [_experiments_table(groups, width), ""]
+        unfinished = [run for group in groups for run in group.runs if run.state]
+        parts += [*map(heading, unfinished), *([""] if unfinished else [])]
     else:
         parts += [
             *(heading(run) for group in groups for run in group.runs),
@@ -89,7 +92,7 @@ def print_report(
                 f"(a uniform guess: {kl_of_uniform(truth):.3f})"
             )
         parts.append("")
-    parts += [Text(line) for group in groups for line in finding_lines(group, len(groups) > 1)]
+    parts += map(Text, finding_lines(groups))
     text = rendered(Parts(*parts), out, width)
     print(text if block == "\u2588" else text.replace("\u00b1", "+-"), file=out)
 
@@ -148,14 +151,18 @@ def heading(run: Run) -> Text:
     return Text.assemble(title, f", seed {summary['seed']}, {progress}")
 
 
-def finding_lines(group: Group, several: bool) -> list[str]:
-    """What a group found, of its first seed; with its name where there are several groups."""
-    found = finding(group.summary)
-    if found is None:
-        return []
-    seed = f", seed {group.summary['seed']}" if len(group.runs) > 1 else ""
-    first, *rest = found.lines
-    return [f"{group.label}{seed}: {first}" if several or seed else first, *rest]
+def finding_lines(groups: Sequence[Group]) -> list[str]:
+    """What every group found, of its first seed; what all must be warned of comes last, once."""
+    findings = [finding(group.summary) for group in groups]
+    shared, lines = shared_warnings(findings), []
+    for group, found in zip(groups, findings, strict=True):
+        if found is None:
+            continue
+        seed = f", seed {group.summary['seed']}" if len(group.runs) > 1 else ""
+        who = f"{group.label}{seed}: " if len(groups) > 1 or seed else ""
+        lines.append(f"{who}{found.sentence}")
+        lines += [f"warning: {text}" for text in found.warnings if text not in shared]
+    return lines + [f"warning, of all: {text}" for text in shared]
 
 
 def _accuracy_table(groups: Sequence[Group]) -> Table:
@@ -165,15 +172,27 @@ def _accuracy_table(groups: Sequence[Group]) -> Table:
     return table
 
 
-def _experiments_table(groups: Sequence[Group]) -> Table:
-    """One line per experiment."""
-    columns = ("seeds", "overall", "many", "medium", "few", "KL", "state")
+def _experiments_table(groups: Sequence[Group], width: int) -> Table:
+    """One line per experiment; a narrow terminal gets fewer columns rather than cut numbers."""
+    columns = {"seeds": [str(len(group.runs)) for group in groups]}
+    room = width - _LEAST_NAME - 11
+    for title, key, digits in (
+        ("overall", "top1", 1),
+        ("KL", "kl_pi_u", 3),
+        ("few", "few", 1),
+        ("many", "many", 1),
+        ("medium", "medium", 1),
+    ):
+        values = [spread_text(group.number(key), digits) for group in groups]
+        room -= max(10, *map(len, values)) + 1
+        if room >= 0:
+            columns[title] = values
     table = plain_table("experiment", *columns)
-    for group in groups:
-        numbers = [spread_text(group.number(key), 1) for key in ("top1", "many", "medium", "few")]
-        kl = spread_text(group.number("kl_pi_u"), 3)
-        state = next((run.state for run in group.runs if run.state), "finished")
-        table.add_row(_short(group.label, 32), str(len(group.runs)), *numbers, kl, state)
+    table.columns[0].min_width = _LEAST_NAME
+    for column, values in zip(table.columns[1:], columns.values(), strict=True):
+        column.min_width = max(9, *map(len, values))
+    for group, *values in zip(groups, *columns.values(), strict=True):
+        table.add_row(group.label, *values)
     return table
 
 
@@ -262,7 +281,7 @@ def spread_text(value: tuple[float | None, float | None], digits: int) -> str:
     mean, spread = value
     if mean is None:
         return "-"
-    return f"{mean:.{digits}f}" + ("" if spread is None else f" \u00b1 {spread:.{digits}f}")
+    return f"{mean:,.{digits}f}" + ("" if spread is None else f" \u00b1 {spread:,.{digits}f}")
 
 
 def _percent(share: float | None) -> str:

@@ -72,7 +72,8 @@ def prior(drawn: Drawn, width: float) -> Figure | None:
         mean, spread = group.vector("pi_u")
         kl, _ = group.number("kl_pi_u")
         note = "" if kl is None else f" (KL {kl:.3f} nats)"
-        name = f"{drawn.legend(index)} estimate{note}"
+        word = " estimate" if len(drawn.groups) <= _BARS_OF else ""
+        name = f"{drawn.legend(index)}{word}{note}"
         series.append(Series(name, colour(index), index, 100 * mean[order], 100 * spread[order]))
     if not any(np.isfinite(s.values).any() for s in series if s.place >= 0):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 
 BASE = "DejaVu Sans"
@@ -13,12 +14,17 @@ def fonts_for(texts: Iterable[str]) -> tuple[list[str], set[str]]:
 
     Few letters beyond DejaVu cost nothing; only where one is missing are other fonts opened.
     """
-    from matplotlib.font_manager import findfont, fontManager
+    from matplotlib.font_manager import findfont, findSystemFonts, fontManager
 
     wanted = {c for text in texts for c in text if not c.isspace()}
     missing = {c for c in wanted if ord(c) not in _letters(findfont(BASE))}
     families = [BASE]
     if missing:
+        known = {entry.fname for entry in fontManager.ttflist}
+        for path in findSystemFonts():  # the list was made once, perhaps before they came
+            if path not in known:
+                with suppress(OSError, RuntimeError):  # no font that can be used
+                    fontManager.addfont(path)
         upright = [
             entry
             for entry in fontManager.ttflist

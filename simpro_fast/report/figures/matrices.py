@@ -68,7 +68,9 @@ def classes_over_time(drawn: Drawn, width: float) -> Figure | None:
     rows[-1].set_xlabel("step; blank: nothing to count")
     rows[-1].locator_params(axis="x", nbins=5)
     rows[-1].xaxis.set_major_formatter("{x:,.0f}")
-    figure.colorbar(mesh, ax=list(rows), label="%", aspect=40, pad=0.02)
+    figure.colorbar(
+        mesh, ax=list(rows), format="{x:g} %", aspect=25, pad=0.02, shrink=0.5, anchor=(0.0, 1.0)
+    )
     title = wrapped(f"{drawn.title}: every class over the training", width - 0.4)
     figure.suptitle(title, fontweight="bold", fontsize=11)
     return figure
@@ -122,13 +124,11 @@ def reliability(drawn: Drawn, width: float) -> Figure | None:
     axes = figure.add_subplot()
     axes.plot([0, 100], [0, 100], ":", color=MUTED, lw=1.2, label="as sure as it is right")
     for index, summary, bins in known:
-        scale = 100.0 if max(b["confidence"] for b in bins) <= 1 else 1.0
-        right = 100.0 if max(b["accuracy"] for b in bins) <= 1 else 1.0
         ece = summary.get("ece")
-        error = "" if ece is None else f" (ECE {100 * ece if ece <= 1 else ece:.1f} points)"
+        error = "" if ece is None else f" (ECE {100 * ece:.1f} points)"
         axes.plot(
-            [scale * b["confidence"] for b in bins],
-            [right * b["accuracy"] for b in bins],
+            [100 * b["confidence"] for b in bins],
+            [100 * b["accuracy"] for b in bins],
             LINES[index % len(LINES)],
             color=colour(index),
             marker=MARKERS[index % len(MARKERS)],

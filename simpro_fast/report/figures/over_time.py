@@ -153,7 +153,7 @@ def _label_ends(axes: Axes, drawn: Drawn, ends: list[End], ending: str, height: 
     step = 1.25 * size
     wanted = sorted((points * (value - low), value, index) for value, index in ends)
     for (place, value, index), shown in zip(
-        wanted, spread_out([w[0] for w in wanted], step), strict=True
+        wanted, spread_out([w[0] for w in wanted], step, 0.0, 72 * height - step / 2), strict=True
     ):
         axes.annotate(
             f"{drawn.key(index)}{ending.format(value)}",
@@ -168,15 +168,18 @@ def _label_ends(axes: Axes, drawn: Drawn, ends: list[End], ending: str, height: 
         )
 
 
-def spread_out(places: list[float], gap: float) -> list[float]:
-    """Ascending places, moved as little as makes neighbours `gap` apart."""
+def spread_out(places: list[float], gap: float, low: float, high: float) -> list[float]:
+    """Ascending places, moved as little as makes neighbours `gap` apart, from `low` to `high`."""
+
+    def start(block: list[float]) -> float:
+        total, size = block
+        return max(low, min(total / size, high - (size - 1) * gap))
+
     blocks: list[list[float]] = []  # sum of (place - number in block * gap), size
     for place in places:
         blocks.append([place, 1.0])
         # A block stands at the mean of what its members wish; it joins the one below if they meet.
-        while len(blocks) > 1:
+        while len(blocks) > 1 and start(blocks[-2]) + blocks[-2][1] * gap > start(blocks[-1]):
             (below, n), (above, m) = blocks[-2:]
-            if below / n + n * gap <= above / m:
-                break
             blocks[-2:] = [[below + above - m * n * gap, n + m]]
-    return [total / n + k * gap for total, n in blocks for k in range(int(n))]
+    return [start(block) + k * gap for block in blocks for k in range(int(block[1]))]

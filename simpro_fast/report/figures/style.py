@@ -43,10 +43,12 @@ _DARK = {
 LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--", "**", "||")
-SMALL = 5.6
+SMALL = 5.0
 """Width in inches of a figure that fits a phone as well as a column of a wide page."""
 PHONE = 4.2
 FONT = 10.0
+_LETTER = 0.075
+"""Inches of a letter in a legend."""
 
 _STYLE: dict[str, Any] = {
     "text.parse_math": False,  # a dollar in a name is a dollar
@@ -99,9 +101,9 @@ class Drawn:
         """What all figures are about."""
         if len(self.groups) > 2:
             return f"{len(self.groups)} experiments"
-        return (
-            f"{short(self.names[0], 32)}, {' and '.join(short(label, 24) for label in self.labels)}"
-        )
+        labels = " and ".join(short(label, 24) for label in self.labels)
+        same = len(set(self.names)) == 1 and not self.names[0].endswith(self.labels[0])
+        return f"{short(self.names[0], 32)}, {labels}" if same else labels
 
     def key(self, index: int) -> str:
         """A letter for one of many groups, where colours alone would be hard to tell apart."""
@@ -193,6 +195,8 @@ def legend_below(figure: Figure, axes: Axes, width: float, *, least: int = 2) ->
     handles, labels = axes.get_legend_handles_labels()
     if len(labels) < least:
         return
-    longest = 0.45 + 0.075 * max(map(len, labels))  # inches
-    columns = max(1, min(len(labels), int((width - 0.3) / longest)))
+    labels = [short(label, int((width - 0.9) / _LETTER)) for label in labels]
+    longest = 0.5 + _LETTER * max(map(len, labels))
+    columns = max(1, min(len(labels), int((width - 0.2) / longest)))
+    figure.set_figheight(figure.get_figheight() + 0.18 * (-(-len(labels) // columns) - 1))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
