@@ -106,8 +106,7 @@ def _warnings(
     found = []
     if bounds is None:
         found.append(
-            "the estimate has no intervals: it is pi_u, a bare by-product of the training, and "
-            "how far it may be off is not known"
+            "the estimate has no intervals: pi_u is a by-product of training, its error unknown"
         )
     else:
         wide = [k for k, i in enumerate(bounds) if _is_wide(i)]

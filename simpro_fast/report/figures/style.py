@@ -62,7 +62,7 @@ _STYLE: dict[str, Any] = {
     "axes.grid.axis": "y",
     "legend.frameon": False,
     "legend.fontsize": 9,
-    "figure.dpi": 150,
+    "figure.dpi": 140,
     "figure.constrained_layout.w_pad": 0.1,
     "figure.constrained_layout.h_pad": 0.1,
     "savefig.facecolor": PAPER,
