@@ -25,14 +25,25 @@ EXTRAS = {
         "jinja2>=3.1",  # the page of a report: escapes every name; torch brings it as well
         "tensorboard>=2.15",  # event files
     ],
-    "export": ["onnx>=1.16"],  # exported graphs
+    "export": [
+        "onnx>=1.16",  # the file format of exported graphs
+        "onnxscript>=0.5",  # torch.onnx.export builds the graph with it
+        "onnxruntime>=1.18",  # runs the exported graph, to compare it with PyTorch
+    ],
     "parquet": ["pyarrow>=15"],  # manifests in Parquet
+    "heif": ["pillow-heif>=0.20"],  # prepare --pack reads the HEIC photos of iPhones
+    "wandb": ["wandb>=0.18"],  # log.wandb: numbers and figures on Weights & Biases
+    "mlflow": ["mlflow-skinny>=3"],  # log.mlflow: the same on MLflow; the client, without a server
     "torchvision": ["torchvision>=0.21"],  # its classifiers as model.name: torchvision/<name>
 }
 EXTRAS["dev"] = (
     EXTRAS["report"]
+    + EXTRAS["export"]
     + EXTRAS["parquet"]
+    + EXTRAS["heif"]
     + EXTRAS["torchvision"]
+    + EXTRAS["wandb"]
+    + EXTRAS["mlflow"]
     + [
         "pytest>=8",  # tests
         "pytest-xdist>=3.6",  # two of them at a time, which halves the time on two cores
@@ -40,7 +51,11 @@ EXTRAS["dev"] = (
         "ruff==0.17.*",  # lint and format
         "mypy>=1.10",  # types
         "types-PyYAML",  # types
+        "quapy>=0.2",  # oracle of the point estimates of class shares
         "build>=1.2",  # the wheel test
+        "nbclient>=0.10",  # runs the notebook of docs/
+        "nbformat>=5.10",  # reads it
+        "ipykernel>=6.29",  # the kernel that it runs in
     ]
 )
 

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision import transforms
 
 from simpro_fast.config import Config
+from simpro_fast.config.methods import SimProConfig
 from simpro_fast.data.batch import AugmentConfig, Batch
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.image_list import FileImages
@@ -159,6 +160,7 @@ class Baseline:
         self.step_number = 0
 
     def _log(self, prior: Tensor) -> Tensor:
+        assert isinstance(self.config.method, SimProConfig)
         return (prior.pow(self.config.method.tau) + 1e-12).log().float()
 
     def step(self, batch: Batch) -> float:

@@ -1,10 +1,10 @@
-"""Accuracy on a labeled set, over all ranks, and how far an estimated prior is from the truth."""
+"""Accuracy and calibration on a labeled set, over all ranks; the distance of an estimated prior."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,10 +12,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from simpro_fast.errors import UserError
+from simpro_fast.estimation.calibration import BINS, expected_calibration_error, fit_temperature
 
 PRIOR_FLOOR = 1e-6
 MISTAKES = 24
 """Most confident mistakes that an evaluation remembers."""
+TOP_K = 5
+CONFUSION_CLASSES = 2048
+"""Most classes for which a confusion matrix is counted (32 MB)."""
+TEMPERATURE_NUMBERS = 1 << 23
+"""Most logits that the temperature is fitted to (8,388 images of 1,000 classes)."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +32,48 @@ class Evaluation:
     """int64 [K] on the CPU."""
     count: Tensor
     """int64 [K] on the CPU; at least one image in all."""
+    confusion: Tensor | None
+    """int64 [K, K] on the CPU, rows true and columns predicted classes; None: K > 2048."""
+    top_k_correct: int
+    """Images whose class is among the `top_k` most probable."""
+    bins: Tensor
+    """float64 [3, 15] on the CPU: images, sum of the largest probability, and correct images, by
+    that probability in bins of equal width."""
+    log_likelihood: float
+    """Mean log probability of the true class, nats."""
+    temperature: float | None = None
+    """Of softmax(f / temperature) with the best likelihood; None: not asked for, or none is."""
     mistakes: Tensor | None = None
     """float64 [4, n] on the CPU, at most `MISTAKES` images that are classified wrongly, the most
     confident first: softmax probability of the predicted class, place in `labels`, label,
     prediction."""
+
+    @property
+    def top_k(self) -> int:
+        """5, or K where there are fewer classes."""
+        return min(TOP_K, len(self.count))
+
+    @property
+    def top_k_accuracy(self) -> float:
+        """Percent."""
+        return 100.0 * self.top_k_correct / int(self.count.sum())
+
+    @property
+    def ece(self) -> float:
+        """Expected calibration error, 0 to 1."""
+        return expected_calibration_error(*self.bins.numpy())
+
+    @property
+    def reliability(self) -> list[dict[str, float | None]]:
+        """Of every bin: `count`, mean `confidence` and `accuracy` (0 to 1, None without images)."""
+        return [
+            {
+                "count": int(n),
+                "confidence": confidence / n if n else None,
+                "accuracy": correct / n if n else None,
+            }
+            for n, confidence, correct in self.bins.T.tolist()
+        ]
 
     @property
     def top1(self) -> float:
@@ -88,6 +132,66 @@ class ConfidentMistakes:
         self._rows = rows[:, order].contiguous()
 
 
+class Tally:
+    """Sums over images of what an `Evaluation` says; nothing waits for the device.
+
+    Args:
+        num_classes: K.
+        device: of the logits.
+    """
+
+    def __init__(self, num_classes: int, device: torch.device | str) -> None:
+        self._classes = num_classes
+        cells = num_classes**2 if num_classes <= CONFUSION_CLASSES else 0
+        # correct and count of every class, top-k hits, then the confusion matrix
+        self._counts = torch.zeros(2 * num_classes + 1 + cells, dtype=torch.int64, device=device)
+        # the bins row by row, then the log likelihood
+        self._sums = torch.zeros(3 * BINS + 1, dtype=torch.float64, device=device)
+
+    def add(self, logits: Tensor, targets: Tensor) -> None:
+        """Count images.
+
+        Args:
+            logits: [n, K], or log probabilities.
+            targets: int64 [n] in 0..K-1, on the same device.
+        """
+        classes, counts, sums = self._classes, self._counts, self._sums
+        logs = logits.double().log_softmax(dim=1)
+        predicted, one = logits.argmax(dim=1), torch.ones_like(targets)
+        hit = predicted == targets
+        among = (logits.topk(min(TOP_K, classes), dim=1).indices == targets[:, None]).any(dim=1)
+        counts.index_add_(0, targets, hit.long())
+        counts.index_add_(0, targets + classes, one)
+        counts[2 * classes] += (among | hit).sum()
+        if len(counts) > 2 * classes + 1:
+            counts.index_add_(0, targets * classes + predicted + 2 * classes + 1, one)
+        confidence = logs.amax(dim=1).exp()
+        place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
+        for row, values in enumerate((one.double(), confidence, hit.double())):
+            sums.index_add_(0, place + row * BINS, values)
+        sums[3 * BINS] += logs.gather(1, targets[:, None]).sum()
+
+    def reduce(self, process_group: dist.ProcessGroup | None = None) -> None:
+        """Sum over the ranks; all must call it."""
+        dist.all_reduce(self._counts, group=process_group)
+        dist.all_reduce(self._sums, group=process_group)
+
+    def evaluation(self, temperature: float | None = None) -> Evaluation:
+        """What the images so far give; at least one."""
+        classes, counts, sums = self._classes, self._counts.cpu(), self._sums.cpu()
+        correct, count = counts[: 2 * classes].view(2, classes)
+        cells = counts[2 * classes + 1 :]
+        return Evaluation(
+            correct=correct.clone(),
+            count=count.clone(),
+            confusion=cells.view(classes, classes).clone() if len(cells) else None,
+            top_k_correct=int(counts[2 * classes]),
+            bins=sums[: 3 * BINS].view(3, BINS),
+            log_likelihood=float(sums[-1]) / int(count.sum()),
+            temperature=temperature,
+        )
+
+
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
@@ -102,6 +206,7 @@ def evaluate(
     rank: int = 0,
     world_size: int = 1,
     process_group: dist.ProcessGroup | None = None,
+    temperature: bool = False,
 ) -> Evaluation:
     """Classify by argmax f(x), without logit adjustment (the paper's test rule), and count.
 
@@ -118,6 +223,8 @@ def evaluate(
         batch_size: images per forward pass on each rank.
         rank, world_size: this rank's place among those that share the work.
         process_group: those ranks; None: all.
+        temperature: fit it as well, to all images, or to every n-th where there are more than
+            `TEMPERATURE_NUMBERS` logits.
 
     Raises:
         UserError: no images, another number of labels, or a label outside 0..K-1.
@@ -127,25 +234,39 @@ def evaluate(
     start, end = len(images) * rank // world_size, len(images) * (rank + 1) // world_size
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
 
-    counts = torch.zeros(2, num_classes, dtype=torch.int64, device=device)
     mistakes = ConfidentMistakes(device)
+    tally = Tally(num_classes, device)
+    every = -(-len(images) * num_classes // TEMPERATURE_NUMBERS)
+    kept: list[Tensor] = []
     was_training = model.training
     model.eval()
     for first in range(start, end, batch_size):
         rows = slice(first, min(first + batch_size, end))
         views = network_input(torch.as_tensor(images[rows]).to(device), mean, std, dtype)
-        target = targets[rows].to(device)
         logits = model(views)
-        hit = logits.argmax(dim=1) == target
-        counts[0].index_add_(0, target, hit.long())
-        counts[1].index_add_(0, target, torch.ones_like(target))
+        target = targets[rows].to(device)
+        tally.add(logits, target)
         mistakes.add(logits, target, first)
+        if temperature:
+            kept.append(logits[-first % every :: every].float().cpu())
     model.train(was_training)
     if world_size > 1:
-        dist.all_reduce(counts, group=process_group)
+        tally.reduce(process_group)
         mistakes.reduce(world_size, process_group)
-    correct, count = counts.cpu().unbind()
-    return Evaluation(correct, count, mistakes.found())
+    if not temperature:
+        return replace(tally.evaluation(), mistakes=mistakes.found())
+
+    def total(mine: float) -> float:
+        if world_size == 1:
+            return mine
+        value = torch.tensor([mine], dtype=torch.float64, device=device)
+        dist.all_reduce(value, group=process_group)
+        return float(value)
+
+    places = range(start + -start % every, end, every)
+    logits = torch.cat(kept) if kept else torch.zeros(0, num_classes)
+    fitted = fit_temperature(logits.numpy(), targets[list(places)].numpy(), total)
+    return replace(tally.evaluation(fitted), mistakes=mistakes.found())
 
 
 def network_input(

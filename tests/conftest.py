@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -26,7 +27,8 @@ TRAIN = str(ROOT / "launch" / "train.py")
 # 16 px digits, 2 strong views: every part of the system, a few hundred milliseconds.
 TINY: dict[str, Any] = {
     "name": "tiny",
-    "method": {"tau": 1.0, "threshold": 0.5, "alpha_max": 1.0},
+    "method": {"threshold": 0.5, "alpha_max": 1.0},
+    "methods": {"simpro": {"tau": 1.0}},
     "data": {
         "name": "digits",
         "labeled_max": 20,
@@ -74,10 +76,12 @@ def tiny(tmp_path: Path) -> Callable[..., Config]:
     """A factory of tiny configurations under `tmp_path`; arguments are `{"section.key": value}`."""
 
     def make(changes: dict[str, Any] | None = None) -> Config:
-        tree = {k: dict(v) if isinstance(v, dict) else v for k, v in TINY.items()}
+        tree = copy.deepcopy(TINY)
         tree["output_dir"] = str(tmp_path / "runs")
         for dotted, value in (changes or {}).items():
             *sections, key = dotted.split(".")
+            if sections == ["method"]:  # as an override of the command line
+                tree["methods"]["simpro"].pop(key, None)
             node = tree
             for section in sections:
                 node = node.setdefault(section, {})

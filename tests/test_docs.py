@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from simpro_fast.config import Config
+from simpro_fast.config.methods import METHODS
 from tests.conftest import ROOT
 
 PAGES = [
@@ -26,6 +27,7 @@ SECTIONS = {
     for name, field in Config.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 }
+SECTIONS["method"] |= {key for entry in METHODS.values() for key in entry.keys.model_fields}
 KEY = rf"({'|'.join(SECTIONS)})\.([a-z]\w*)"
 
 
@@ -54,9 +56,9 @@ def test_what_a_page_names_exists(page: Path) -> None:
     for name in re.findall(r"`([\w./-]+\.(?:py|sh|md))`", text):
         if not any(file.endswith(f"/{name}") for file in FILES):
             wrong.append(name)
-    # In backticks, or set in a command; a file such as `model.safetensors` is no key.
+    # In backticks, or set in a command; a file such as `model.json` is no key.
     for pattern in (rf"`{KEY}(?:[=: ][^`]*)?`", rf"(?<![\w./]){KEY}="):
         for section, key in re.findall(pattern, text):
-            if key not in SECTIONS[section] and key != "safetensors":
+            if key not in SECTIONS[section] and key not in ("safetensors", "json"):
                 wrong.append(f"{section}.{key}")
     assert not wrong, f"{page}: {wrong}"

@@ -4,10 +4,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn import metrics
 from torch import Tensor, nn
 
+from simpro_fast import evaluation
 from simpro_fast.errors import UserError
-from simpro_fast.evaluation import Evaluation, evaluate, kl_divergence, many_medium_few
+from simpro_fast.evaluation import Evaluation, Tally, evaluate, kl_divergence, many_medium_few
 from tests.distributed.gloo_ranks import run_ranks
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
@@ -90,6 +92,76 @@ def _two_rank_evaluation(rank: int, world_size: int) -> list[list[int]]:
 def test_every_image_counts_once_over_the_ranks():
     for result in run_ranks(_two_rank_evaluation):
         assert result == [[1, 1, 1, 1], [1, 1, 2, 1], [0, 0, 0, 1]]
+
+
+def guesses(n: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Logits that are right more often than not and rather too sure, and the classes."""
+    generator = torch.Generator().manual_seed(3)
+    targets = torch.randint(classes - 1, (n,), generator=generator)  # the last one is absent
+    logits = 2 * torch.randn(n, classes, generator=generator)
+    return logits.scatter_add(1, targets[:, None], torch.full((n, 1), 3.0)), targets
+
+
+@pytest.mark.parametrize("classes", [3, 12])
+def test_sums_are_those_of_scikit_learn(classes: int) -> None:
+    logits, targets = guesses(700, classes)
+    tally = Tally(classes, "cpu")
+    for part in range(0, 700, 256):
+        tally.add(logits[part : part + 256], targets[part : part + 256])
+    found, names = tally.evaluation(), list(range(classes))
+    predicted, probabilities = logits.argmax(dim=1), logits.double().softmax(dim=1)
+    assert found.top1 / 100 == pytest.approx(metrics.accuracy_score(targets, predicted))
+    assert found.top1_class_mean / 100 == pytest.approx(
+        metrics.recall_score(targets, predicted, labels=names[:-1], average="macro")
+    )
+    expected = metrics.confusion_matrix(targets, predicted, labels=names)
+    assert found.confusion is not None and found.confusion.tolist() == expected.tolist()
+    k = min(5, classes)
+    assert found.top_k == k
+    assert found.top_k_accuracy / 100 == pytest.approx(
+        1 if k == classes else metrics.top_k_accuracy_score(targets, logits, k=k, labels=names)
+    )
+    assert -found.log_likelihood == pytest.approx(
+        metrics.log_loss(targets, probabilities, labels=names), abs=1e-12
+    )
+    confidence, hit = probabilities.max(dim=1).values.numpy(), (predicted == targets).numpy()
+    error = 0.0
+    for low in np.arange(15) / 15:
+        inside = (confidence > low) & (confidence <= low + 1 / 15)
+        error += abs(hit[inside].sum() - confidence[inside].sum()) / 700
+    assert found.ece == pytest.approx(error)
+    assert sum(b["count"] or 0 for b in found.reliability) == 700
+    assert found.reliability[0]["accuracy"] is None
+
+
+def test_no_matrix_of_very_many_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "CONFUSION_CLASSES", 3)
+    tally = Tally(4, "cpu")
+    tally.add(torch.eye(4), torch.tensor([0, 1, 2, 2]))
+    found = tally.evaluation()
+    assert found.confusion is None and found.correct.tolist() == [1, 1, 1, 0]
+
+
+def _statistics(rank: int, world_size: int, numbers: int) -> list[Any]:
+    values, labels = [0, 1, 2, 3, 3, 1, 2] * 3, [0, 1, 2, 3, 2, 1, 0] * 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "TEMPERATURE_NUMBERS", numbers)
+        found = run(
+            values, labels, batch_size=2, rank=rank, world_size=world_size, temperature=True
+        )
+    assert found.confusion is not None
+    return [found.confusion.tolist(), found.log_likelihood, found.temperature, found.bins.tolist()]
+
+
+@pytest.mark.parametrize("numbers", [1 << 23, 30])
+def test_several_ranks_have_the_statistics_of_one(numbers: int) -> None:
+    alone = _statistics(0, 1, numbers)
+    assert alone[2] is not None
+    for matrix, likelihood, temperature, bins in run_ranks(_statistics, numbers):
+        assert matrix == alone[0]
+        assert likelihood == pytest.approx(alone[1], rel=1e-12)
+        assert temperature == pytest.approx(alone[2], rel=1e-6)
+        np.testing.assert_allclose(bins, alone[3], rtol=1e-12)
 
 
 @pytest.mark.parametrize(

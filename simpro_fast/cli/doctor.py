@@ -31,7 +31,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "Check a machine, or all ranks of an allocation, before training.",
         "Exit code: 0 training can start, 1 a problem, 2 wrong usage.",
     )
-    parser.add_argument("--config", default=DEFAULT, help=f"experiment; default: {DEFAULT}")
+    parser.add_argument(
+        "--config",
+        help="experiment, whose own data, network and batches are checked and timed; without one a "
+        f"small trial is ({DEFAULT})",
+    )
     parser.add_argument("--output", type=Path, help="run folder; default: output_dir of --config")
     parser.add_argument("--json", type=Path, help="also write the table to this file")
     parser.add_overrides()
@@ -42,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Check and print. Returns the exit code."""
     try:
         options = parse_arguments(arguments)
-        config = load_config(options.config, options.overrides)
+        config = load_config(options.config or DEFAULT, options.overrides)
     except ConfigError as error:
         show(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -50,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.perf_counter()
     folder = options.output or config.output_dir
     try:
-        ranks, lines = examine(config, folder)
+        ranks, lines = examine(config, folder, given=options.config is not None)
     except UserError as error:  # the ranks did not find each other
         if rank_from_environment() == 0:
             show(f"error: {error}", file=sys.stderr)

@@ -17,8 +17,10 @@ from simpro_fast.printable import show
 VERBS = {
     "train": "train a network (under deepspeed, torchrun or python: launch/train.py)",
     "prepare": "check a data set before training, and write its manifest",
-    "report": "table and figures of a finished run",
+    "export": "write a trained network as ONNX, or as a folder for a model hub",
+    "report": "table, figures and one page of any number of runs",
     "doctor": "check a machine or an allocation before training",
+    "watch": "how a run stands: progress, estimated class distribution, accuracy, ranks",
 }
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
 
+from simpro_fast.cli.key_hints import hint
+from simpro_fast.config.load import is_config_name
 from simpro_fast.errors import ConfigError
 
 
@@ -73,24 +75,24 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see --help")
 
-    def parse(
-        self, arguments: Sequence[str] | None, hint: Callable[[str], str | None] | None = None
-    ) -> argparse.Namespace:
+    def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
         """Parse; overrides (`key.sub=value`) may stand anywhere between flags.
 
-        Args:
-            hint: what to say of an unknown flag instead of the nearest one.
+        Where there is `--config`, a first word that names a configuration is taken for it.
 
         Raises:
-            ConfigError: an unknown flag, a missing or an impossible value.
+            ConfigError: an unknown flag, a missing or an impossible value. A flag that is a
+                configuration key is answered with the key.
         """
         known, rest = self.parse_known_args(arguments)
         unknown = [item for item in rest if item.startswith("-") or not hasattr(known, "overrides")]
         if unknown:
-            said = hint(unknown[0]) if hint else None
+            said = hint(unknown[0]) if hasattr(known, "overrides") else None
             raise ConfigError(f"unknown argument {unknown[0]}{said or self._nearest(unknown[0])}")
         if rest:
             known.overrides += rest
+        if getattr(known, "config", "") is None and is_config_name(*known.overrides[:1]):
+            known.config = known.overrides.pop(0)
         return known
 
     def add_overrides(self, help: str | None = None) -> None:

@@ -17,31 +17,26 @@ from simpro_fast.cli.parser import CommandParser
 from simpro_fast.config import load_config
 from simpro_fast.config.schema import Config, DataConfig
 from simpro_fast.data.datasets.imagenet import IMAGENET, list_tree
-from simpro_fast.data.files.check import (
-    CACHE_NAME,
-    Checked,
-    check_images,
-    nothing_to_learn_from,
-)
+from simpro_fast.data.files.added_labels import FILE_NAME, Labeled, with_labels
+from simpro_fast.data.files.check import CACHE_NAME, check_images, nothing_to_learn_from
 from simpro_fast.data.files.decode import MEGAPIXELS
-from simpro_fast.data.files.manifest import Manifest, Row, read_manifest, write_manifest
+from simpro_fast.data.files.manifest import Manifest, read_manifest, write_manifest
 from simpro_fast.data.files.packed import is_packed, pack, packed_path
 from simpro_fast.data.files.scan_folders import scan_folders
 from simpro_fast.data.files.skipped import Ignored
 from simpro_fast.data.files.suggest_config import suggest_config
+from simpro_fast.data.files.summary import report, summary_lines
 from simpro_fast.data.pipeline.file_graph import GraphDecoder
 from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.printable import printable, show
+from simpro_fast.printable import show
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.file_lock import locked
+from simpro_fast.utils.logs import log_to_terminal
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.regular_file import read_regular
-from simpro_fast.utils.terminal import plain_table, rendered
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
-_SHOWN = 50
-_SHOWN_CLASSES = 100
-_OWN_ONLY = "--pack and --init-config are for own images (data.name=images)"
+_OWN_ONLY = "--pack, --init-config and --add-labels are for own images (data.name=images)"
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -62,6 +57,16 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="folders, flat or nested, or tar shards",
     )
     parser.add_argument("--val", type=Path, help="folder like --labeled, to test on")
+    parser.add_argument(
+        "--add-labels",
+        type=Path,
+        metavar="FILE",
+        help="table path,member,label: unlabeled images of the list join the labeled ones; alone "
+        "it changes the manifest in --output",
+    )
+    parser.add_argument(
+        "--new-classes", action="store_true", help="--add-labels may name classes of its own"
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder for the results")
     parser.add_argument(
         "--on-bad-image",
@@ -98,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         options = parse_arguments(arguments)
+        log_to_terminal(True)
         data = _data(options)
         if data is None or data.name == "images" or data.name in IMAGENET:
             return _prepare_images(options, data)
@@ -122,6 +128,8 @@ def _positive(text: str) -> int:
 def _data(options: argparse.Namespace) -> DataConfig | None:
     """The configured data set; None where the folders are on the command line."""
     folders = options.labeled or options.unlabeled or options.val
+    if options.new_classes and not options.add_labels:
+        raise ConfigError("--new-classes is for the labels of --add-labels")
     if options.config:
         if folders:
             raise ConfigError("--config and --labeled/--unlabeled/--val exclude each other")
@@ -134,7 +142,8 @@ def _data(options: argparse.Namespace) -> DataConfig | None:
                 "quote patterns ('train-{000..009}.tar')"
             )
         raise ConfigError(f"{first} needs --config")
-    if not (options.labeled and options.unlabeled):
+    alone = options.add_labels and not folders  # to the list in --output
+    if not alone and not (options.labeled and options.unlabeled):
         raise ConfigError("give --labeled and --unlabeled, or --config")
     return None
 
@@ -150,20 +159,25 @@ def _alone(output: Path) -> Iterator[None]:
 
 def _leftovers(output: Path) -> list[Path]:
     """Temporary files of `replacing` for the names that are written here."""
-    names = (CACHE_NAME, "manifest.*", "report.json", "packed_*.npy", "packed_*.json")
+    names = (CACHE_NAME, FILE_NAME, "manifest.*", "report.json", "packed_*.npy", "packed_*.json")
     return [path for name in names for path in output.glob(f".{name}.????????.tmp")]
 
 
 def _prepare_images(options: argparse.Namespace, data: DataConfig | None) -> int:
     started = time.perf_counter()
     published = data is not None and data.name in IMAGENET
-    if published and (options.pack or options.init_config):
+    if published and (options.pack or options.init_config or options.add_labels):
         raise ConfigError(_OWN_ONLY)
     if options.init_config:
         _check_unedited(options)
     manifest, ignored = _list(options, data)  # before the folder for the results is made
     with _alone(options.output):
-        return _write_images(options, data, manifest, ignored, started)
+        labeled = Labeled(manifest, (), None)
+        if not published:
+            labeled = with_labels(
+                manifest, options.output, options.add_labels, new_classes=options.new_classes
+            )
+        return _write_images(options, data, labeled, ignored, started)
 
 
 def _check_unedited(options: argparse.Namespace) -> None:
@@ -193,11 +207,11 @@ def _manifest_path(options: argparse.Namespace) -> Path:
 def _write_images(
     options: argparse.Namespace,
     data: DataConfig | None,
-    manifest: Manifest,
+    labeled: Labeled,
     ignored: Ignored,
     started: float,
 ) -> int:
-    published = data is not None and data.name in IMAGENET
+    published, manifest = data is not None and data.name in IMAGENET, labeled.manifest
     progress = _Progress("decoded")
     checked = check_images(
         manifest,
@@ -207,13 +221,14 @@ def _write_images(
         new_decoder=GraphDecoder,
         compare=not published,
         megapixels=options.max_megapixels or (data.max_megapixels if data else MEGAPIXELS),
+        packing=bool(options.pack),
     )
     progress.close()
     problems = checked.problems()
     mode = options.on_bad_image or (data.on_bad_image if data else "error")
-    for line in _table(checked, ignored):
+    for line in summary_lines(checked, ignored, sys.stdout):
         print(line)
-    _write_json(options.output / "report.json", _report(checked, ignored))
+    _write_json(options.output / "report.json", report(checked, ignored))
     nothing = nothing_to_learn_from(checked)
     if problems and mode == "error":
         raise UserError(
@@ -224,6 +239,9 @@ def _write_images(
     if nothing:
         raise UserError(nothing)
     path = _manifest_path(options)
+    for line in labeled.lines:
+        show(line)
+    labeled.keep(options.output)
     written = Manifest(options.output.resolve(), checked.manifest.rows, manifest.class_names)
     write_manifest(written, path)
     skipped = f", {len(problems)} skipped" if problems else ""
@@ -246,6 +264,8 @@ def _write_images(
 
 
 def _list(options: argparse.Namespace, data: DataConfig | None) -> tuple[Manifest, Ignored]:
+    if data is None and options.labeled is None:
+        return read_manifest(_manifest_path(options)), Ignored()
     if data is None:
         return scan_folders(options.labeled, options.unlabeled, options.val)
     if data.manifest is not None:
@@ -275,58 +295,13 @@ def _pack(options: argparse.Namespace, manifest: Manifest) -> Path:
     return path
 
 
-def _table(checked: Checked, ignored: Ignored) -> Iterator[str]:
-    """The summary for the terminal, names made printable."""
-    counts = checked.counts()
-    totals = {split: sum(of.values()) for split, of in counts.items()}
-    names = checked.manifest.class_names
-    evaluated = totals["val"] + totals["test"]
-    yield (
-        f"{len(names)} classes, {totals['labeled']} labeled, {totals['unlabeled']} unlabeled, "
-        f"{evaluated} val images, {sum(ignored.counts.values())} ignored"
-    )
-    table = plain_table("  class", "labeled", "val")
-    for name in names[:_SHOWN_CLASSES]:
-        tested = counts["val"][name] + counts["test"][name]
-        table.add_row(f"  {printable(name)}", str(counts["labeled"][name]), str(tested))
-    yield rendered(table, sys.stdout)
-    if len(names) > _SHOWN_CLASSES:
-        yield f"  ... and {len(names) - _SHOWN_CLASSES} more, all in report.json"
-    for line in ignored.lines():
-        yield f"ignored: {printable(line)}"
-    if checked.repeats:
-        yield f"note: {checked.repeats} images occur again in their own set; they stay"
-    if not evaluated:
-        yield "note: no val images; set data.holdout_per_class, or nothing is measured"
-    problems = checked.problems()
-    for row in problems[:_SHOWN]:
-        yield printable(f"{row.image}: {row.status}")
-    if len(problems) > _SHOWN:
-        yield f"... and {len(problems) - _SHOWN} more"
-
-
-def _report(checked: Checked, ignored: Ignored) -> dict[str, Any]:
-    return {
-        "class_names": list(checked.manifest.class_names),
-        "counts": {split: dict(sorted(of.items())) for split, of in checked.counts().items()},
-        "ignored": dict(ignored.counts),
-        "repeats": checked.repeats,
-        "problems": [_problem(row) for row in checked.problems()],
-    }
-
-
-def _problem(row: Row) -> dict[str, str]:
-    member = {"member": row.member} if row.member else {}
-    return {"path": row.path, **member, "reason": row.status}
-
-
 def _prepare_benchmark(options: argparse.Namespace) -> int:
     """Read a known data set, cut its split, and leave both described in the output folder."""
     from simpro_fast.data.datasets.registry import load_dataset
     from simpro_fast.data.splits.build import make_split
     from simpro_fast.data.splits.split import save_split
 
-    if options.pack or options.init_config:
+    if options.pack or options.init_config or options.add_labels:
         raise ConfigError(_OWN_ONLY)
     config: Config = load_config(options.config, options.overrides)
     dataset = load_dataset(config.data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from simpro_fast.cli.ending import DONE, verb
@@ -13,8 +14,9 @@ from simpro_fast.printable import show
 from simpro_fast.report import write_report
 from simpro_fast.report.groups import check_same_split, group_runs, seeds_that_differ
 from simpro_fast.report.pictures import FOLDER
-from simpro_fast.report.runs import find_runs, load_run
+from simpro_fast.report.runs import Run, find_runs, load_run
 from simpro_fast.report.terminal import print_report, report_data
+from simpro_fast.run.live import STALE, read_live
 
 EXAMPLE = "runs/digits_lt/reversed/seed1"
 
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     named = [*options.runs, *options.compare]
     if not named:
         raise ConfigError(f"no run directory; for example simpro-fast report {EXAMPLE}")
-    runs = [load_run(path) for path in find_runs(named)]
+    runs = [with_state(load_run(path)) for path in find_runs(named)]
     notes = check_same_split(runs, force=options.force)
     groups = group_runs(runs)
     notes += filter(None, map(seeds_that_differ, groups))
@@ -63,3 +65,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for path in write_report(groups, options.output or folder, notes):
         show(f"{'page' if path.suffix == '.html' else 'figure'} {path}")
     return DONE
+
+
+def with_state(run: Run) -> Run:
+    """What goes on in an unfinished run, or why it ended; a run of older keys stays as it is."""
+    if not run.state:
+        return run
+    try:
+        live = read_live(run.path)
+    except ConfigError:
+        return run
+    words = {STALE: "stopped"}.get(live.state, live.state)
+    why = f": {live.message}" if live.has_ended and live.message else ""
+    state = f"{words}, step {live.step:,} of {live.config.train.steps:,}{why}"
+    return replace(run, state=state)

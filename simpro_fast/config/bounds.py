@@ -109,6 +109,11 @@ def _check_keys(node: yaml.MappingNode) -> None:
             raise ConfigError(f"{_line(key)}: a list or a section is not a name")
         if key.tag != "tag:yaml.org,2002:str":
             raise ConfigError(f"{_line(key)}: key {text[:64]} is not a name; quote it")
+        if text == "<<":
+            raise ConfigError(
+                f"{_line(key)}: merge keys (<<) are not read; write the keys out, or share them in "
+                "a file of their own by `base: FILE`"
+            )
         if _KEY.fullmatch(text) is None:
             raise ConfigError(f"{_line(key)}: does not begin with the name of a key")
         if text in seen:

@@ -16,7 +16,8 @@ class DataConfig(Section):
     """Data set, split, batches and views."""
 
     name: str = "digits"
-    """One of the known data sets, or `images`: your own files."""
+    """One of the known data sets, `images` (your own files), or a loader of your own:
+    package.module.function (docs/own_code.md)."""
     root: FilePath | None = Field(None, **NOTHING)
     """Folder of the data set's files; None: the set's well-known places."""
     cache_dir: FilePath | None = Field(None, **NOTHING)
@@ -58,9 +59,9 @@ class DataConfig(Section):
     mu: int = Field(8, gt=0, le=1000)
     """Unlabeled images per labeled one; the unlabeled batch is mu * batch_size."""
     labeled_views: Literal[1, 2] | None = None
-    """1: weak; 2: weak and strong; None: by the recipe."""
+    """1: weak; 2: weak and strong; None: as the method asks."""
     strong_views: int | None = Field(None, gt=0)
-    """Strong views per unlabeled image (V); None: by the recipe."""
+    """Strong views per unlabeled image (V); None: as the method asks."""
     sampling: Literal["shuffle", "class_balanced", "square_root", "effective_number"] = "shuffle"
     """Labeled stream: a new permutation per pass, or class first and then image, the class with
     weight 1, sqrt(n) or n / effective number of its n images (data/sampling/labeled_order.py)."""

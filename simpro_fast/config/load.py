@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +14,8 @@ from pydantic import BaseModel, ValidationError
 from yaml.reader import ReaderError
 
 from simpro_fast.config.bounds import DEEPEST, check_document, read_bounded, shown
-from simpro_fast.config.schema import Config
+from simpro_fast.config.methods import DEFAULT, METHODS, MethodConfig, methods_with
+from simpro_fast.config.schema import Config, config_class
 from simpro_fast.errors import ConfigError
 from simpro_fast.utils.regular_file import FOLDER, MISSING, no_file
 
@@ -85,21 +88,78 @@ def apply_overrides(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any
     """
     for item in overrides:
         _apply_override(tree, item)
+        section, _, key = item.partition("=")[0].partition(".")
+        if section == "method" and "methods" in tree:
+            tree["methods"] = _forget_defaults(tree, {key: None})["methods"]
     return tree
+
+
+def read_values(what: str, text: str) -> list[Any]:
+    """Values separated by commas, each read as YAML, as those of overrides are.
+
+    Args:
+        what: named in the error.
+
+    Raises:
+        ConfigError: it is no YAML.
+    """
+    try:
+        values = yaml.load(f"[{text}]", Loader=_Loader)
+    except ConfigError as error:
+        raise ConfigError(f"{what}: {error}") from None
+    except (yaml.YAMLError, RecursionError):
+        raise ConfigError(f"{what}: cannot read the values {shown(text)} as YAML") from None
+    return list(values)
+
+
+def written_value(value: Any) -> str:
+    """What an override reads as `value`, on one line."""
+    if isinstance(value, str):
+        with suppress(ConfigError, yaml.YAMLError):
+            if yaml.load(value, Loader=_Loader) == value:
+                return value  # needs no quotes
+    return json.dumps(value, ensure_ascii=False)
 
 
 def parse_config(tree: dict[str, Any]) -> Config:
     """Validate a plain dictionary; every problem of it is named in one `ConfigError`."""
+    tree = with_method_defaults(tree)
+    schema = config_class(tree.get("method"))
     try:
-        return Config(**tree)
+        return schema(**tree)
     except ValidationError as error:
         lines: dict[str, None] = {}
         for problem in error.errors():
             if len(lines) == _SHOWN:
                 lines["and more"] = None
                 break
-            lines[_describe(problem, tree)[:500]] = None
+            lines[_describe(problem, tree, schema)[:500]] = None
         raise ConfigError("; ".join(lines)) from None
+
+
+def with_method_defaults(tree: dict[str, Any]) -> dict[str, Any]:
+    """`tree` with what its section `methods` says of the chosen method put into `method`.
+
+    So one file has the values of an experiment for every method: `methods: {simpro: {tau: 1.0}}`.
+    They win over `method` in the same file or a base, and nearer files over them, see
+    `_forget_defaults`.
+
+    Raises:
+        ConfigError: `methods` does not hold sections by method.
+    """
+    if "methods" not in tree:
+        return tree
+    rest = {key: value for key, value in tree.items() if key != "methods"}
+    defaults = tree["methods"]
+    if not isinstance(defaults, dict) or not all(isinstance(d, dict) for d in defaults.values()):
+        raise ConfigError("methods: it holds a section of keys for each method by its name")
+    method = tree.get("method", {})
+    if not isinstance(method, dict):
+        return rest
+    for name in defaults:
+        if name not in METHODS and "." not in name:
+            raise ConfigError(f"methods: there is no method '{name}'{_nearest(name, [*METHODS])}")
+    return {**rest, "method": {**method, **defaults.get(method.get("name", DEFAULT), {})}}
 
 
 def dump_config(config: Config) -> str:
@@ -147,6 +207,16 @@ def find_config(source: str | Path) -> Path:
     raise ConfigError(f"no configuration file {source}{hint}")
 
 
+def is_config_name(word: str = "") -> bool:
+    """Whether a word can only mean a configuration: a YAML file, or a name in a shipped folder."""
+    if "=" in word or not word:
+        return False
+    path = Path(word.removeprefix("configs/"))
+    return path.suffix in (".yaml", ".yml") or bool(
+        not Path(word).exists() and path.parts and _stems(shipped_configs() / path.parts[0])
+    )
+
+
 def _stems(folder: Path) -> list[str]:
     """Names of a folder's configurations; in one like `_base` there are only parts of them."""
     if folder.name.startswith("_") or not folder.is_dir():
@@ -178,7 +248,7 @@ def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold `key: value` sections, got a {type(tree).__name__}")
     if children:
-        _refuse_foreign(tree, _all_keys(Config) | {"base": None}, path)
+        _refuse_foreign(tree, _known_keys() | {"base": None}, path)
     base = tree.pop("base", None)
     if base is None:
         return tree
@@ -194,7 +264,25 @@ def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
         if children:  # the file that was named says it once
             raise
         raise ConfigError(f"base of {path}: {error}") from None
-    return _merge(below, tree)
+    return _merge(_forget_defaults(below, tree.get("method")), tree)
+
+
+def _forget_defaults(tree: dict[str, Any], method: Any) -> dict[str, Any]:
+    """`tree` without those `methods` defaults that a nearer file or the command line sets."""
+    if not isinstance(method, dict) or not isinstance(tree.get("methods"), dict):
+        return tree
+    kept = {
+        name: {key: value for key, value in keys.items() if key not in method}
+        for name, keys in tree["methods"].items()
+        if isinstance(keys, dict)
+    }
+    return {**tree, "methods": kept}
+
+
+def _known_keys() -> dict[str, Any]:
+    """The keys of a configuration file; sections are dictionaries, an empty one holds any key."""
+    # What a method of one's own takes is not known before it is imported.
+    return {**_all_keys(Config), "method": {}, "methods": {}}
 
 
 def _refuse_foreign(tree: dict[str, Any], known: dict[str, Any], path: Path) -> None:
@@ -205,7 +293,8 @@ def _refuse_foreign(tree: dict[str, Any], known: dict[str, Any], path: Path) -> 
         if known[key] is not None:
             if not isinstance(value, dict):
                 raise ConfigError(f"{path}: `base` must be a configuration; '{key}' is a section")
-            _refuse_foreign(value, known[key], path)
+            if known[key]:
+                _refuse_foreign(value, known[key], path)
 
 
 def _yaml_place(error: Exception) -> str:
@@ -229,7 +318,7 @@ def _without_empty_sections(tree: Any) -> Any:
     """A section whose keys are all commented out reads as null; it means no change."""
     if not isinstance(tree, dict):
         return tree
-    sections = {name for name, inner in _all_keys(Config).items() if inner is not None}
+    sections = {name for name, inner in _known_keys().items() if inner is not None}
     return {k: v for k, v in tree.items() if not (v is None and k in sections)}
 
 
@@ -262,7 +351,7 @@ def _apply_override(tree: dict[str, Any], item: str) -> None:
     node[last] = value
 
 
-def _describe(problem: Any, tree: dict[str, Any]) -> str:
+def _describe(problem: Any, tree: dict[str, Any], schema: type[Config]) -> str:
     """One problem found by pydantic, as key, value and cure."""
     kind, message = problem["type"], problem["msg"]
     path = [str(part) for part in problem["loc"]]
@@ -270,14 +359,16 @@ def _describe(problem: Any, tree: dict[str, Any]) -> str:
     keys = _existing_keys(path, tree)
     dotted = ".".join(keys)
     if kind == "extra_forbidden":
-        return f"unknown key '{dotted[:200]}'{_nearest_key(keys)}"
+        return _foreign_option(keys, schema) or (
+            f"unknown key '{dotted[:200]}'{_nearest_key(keys, schema)}"
+        )
     if kind == "missing":
         return f"key '{'.'.join(path)}' is missing; set it"
     if kind == "value_error":
         message = str(problem["ctx"]["error"])
         return f"{dotted}: {message}" if dotted else message
     value = problem["input"]
-    annotation = _annotation(keys)
+    annotation = _annotation(keys, schema)
     choices = _literals(annotation)
     if choices and isinstance(value, str):
         allowed = [*choices, *_plain_types(annotation)]
@@ -302,8 +393,8 @@ def _existing_keys(path: list[str], tree: Any) -> list[str]:
     return keys
 
 
-def _annotation(keys: list[str]) -> Any:
-    model: Any = Config
+def _annotation(keys: list[str], model: Any) -> Any:
+    """What stands beside a key of `model`, a Config."""
     for key in keys:
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             return None
@@ -333,13 +424,27 @@ def _flat_items(tree: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
     return items
 
 
-def _nearest_key(keys: list[str]) -> str:
-    section = _annotation(keys[:-1]) if len(keys) > 1 else Config
+def _foreign_option(keys: list[str], schema: type[Config]) -> str | None:
+    """What to say of an option that other methods have."""
+    if len(keys) != 2 or keys[0] != "method" or not (others := methods_with(keys[1])):
+        return None
+    mine: type[MethodConfig] = schema.model_fields["method"].annotation  # type: ignore[assignment]
+    name = next((n for n, entry in METHODS.items() if entry.keys is mine), "this method")
+    own = ", ".join(mine.own_keys()) or "none of its own"
+    near = _nearest(keys[1], mine.own_keys())
+    return (
+        f"method.{keys[1]} is an option of {', '.join(others)}, not of {name}{near}; "
+        f"its options: {own}"
+    )
+
+
+def _nearest_key(keys: list[str], schema: type[Config]) -> str:
+    section = _annotation(keys[:-1], schema) if len(keys) > 1 else schema
     siblings = list(section.model_fields) if hasattr(section, "model_fields") else []
     close = difflib.get_close_matches(keys[-1], siblings, n=1)
     if close:
         return f"; did you mean '{'.'.join([*keys[:-1], close[0]])}'?"
-    everywhere = dict(_flat_items(_all_keys(Config), ""))
+    everywhere = dict(_flat_items(_all_keys(schema), ""))
     elsewhere = [name for name in everywhere if name.rpartition(".")[2] == keys[-1]]
     if elsewhere:
         return f"; did you mean '{elsewhere[0]}'?"

@@ -1,64 +1,28 @@
 """The configuration: one frozen, strict pydantic model per section.
 
 Every key has one owner and one meaning; what can be derived (per-rank batches, the DeepSpeed
-dict, views per recipe) is derived here and never written twice.
+dict, views per method) is derived here and never written twice.
 """
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, create_model, model_validator
 
 from simpro_fast.config.data import DataConfig
+from simpro_fast.config.methods import DEFAULT, MethodConfig, SimProConfig, method_entry
 from simpro_fast.config.section import LENGTH, NOTHING, ROUNDING, FilePath, Section
-
-# Views per labeled and per unlabeled image: the released code against Algorithm 1 of the paper.
-RECIPE_VIEWS = {"released": {"labeled": 2, "strong": 2}, "paper": {"labeled": 1, "strong": 1}}
-
-
-class MethodConfig(Section):
-    """The training method (SimPro, ICML 2024, Algorithm 1; FixMatch as its baseline)."""
-
-    name: Literal["simpro", "fixmatch"] = "simpro"
-    recipe: Literal["released", "paper"] = "released"
-    """`released` follows the published code, `paper` the paper's Algorithm 1: views, floors, alpha
-    and the normaliser of pi_u. Where the paper's equations and its Algorithm 1 differ, `paper`
-    keeps the algorithm: pseudo-labels have tau (the equation has none), and only images above the
-    threshold count for pi_u (the equation averages all of them)."""
-    tau: float = Field(2.0, ge=0, le=100)
-    """Strength of both logit adjustments."""
-    threshold: float = Field(0.95, ge=0, le=100)
-    """A weak view whose largest probability is below it is masked; above 1 masks everything."""
-    momentum: float = Field(0.9, ge=0, lt=1)
-    """Moving average of pi_u and phi, applied once per period."""
-    alpha: Literal["auto"] | float = "auto"
-    """Weight of the labeled loss; `auto` derives it from the set sizes by the recipe."""
-    alpha_max: float | None = Field(None, gt=0)
-    """Upper bound of `alpha`; short runs on small unlabeled sets need 1."""
-    hard: bool | None = None
-    """One-hot pseudo-labels; default: false for SimPro, true for FixMatch."""
-    adjust_pseudo_labels: bool = True
-    """Ablation: false removes tau * log pi_u from the pseudo-labels (no E step)."""
-    adjust_loss: bool = True
-    """Ablation: false removes tau * log phi from both losses (no M step)."""
-    impl: Literal["auto", "triton", "eager", "compile"] = Field("auto", **ROUNDING)
-    """Loss kernels: `auto` takes Triton on CUDA and eager PyTorch elsewhere; `compile` is the eager
-    reference through torch.compile."""
-
-    @model_validator(mode="after")
-    def _check(self) -> MethodConfig:
-        if not isinstance(self.alpha, str) and self.alpha <= 0:
-            raise ValueError(f"alpha must be positive or 'auto', got {self.alpha}")
-        return self
 
 
 class ModelConfig(Section):
     """The network."""
 
     name: str = "wrn_28_2"
-    """small_cnn, wrn_<depth>_<width>, resnet50, resnet50_3x3, or torchvision/<name>."""
+    """small_cnn, wrn_<depth>_<width>, resnet50, resnet50_3x3, torchvision/<name>, or your own:
+    package.module.function (docs/own_code.md)."""
     weights: FilePath | None = Field(None, **NOTHING)
     """File to start from: safetensors or a torch state dict; a head of another shape is left out.
     A run that goes on from a checkpoint does not need it; if it is there it must be the same."""
@@ -230,6 +194,12 @@ class LogConfig(Section):
     progress: Literal["auto", "on", "off"] = Field("auto", **NOTHING)
     """A live line on a terminal; `auto`: where the output is one."""
     tensorboard: bool = Field(True, **NOTHING)
+    wandb: bool | str = Field(False, **NOTHING)
+    """Weights & Biases: a project name, or true for `simpro_fast`. Login and mode as usual there:
+    WANDB_API_KEY, WANDB_MODE=offline."""
+    mlflow: bool | str = Field(False, **NOTHING)
+    """MLflow: an experiment name, or true for `simpro_fast`; on MLFLOW_TRACKING_URI, without it in
+    `<output_dir>/mlruns`."""
     figures: bool = Field(True, **NOTHING)
 
 
@@ -240,7 +210,7 @@ class Config(Section):
     seed: int = Field(1, ge=0, lt=2**63)
     device: Literal["auto", "cpu", "cuda"] = Field("auto", **ROUNDING)
     output_dir: FilePath = Field(Path("runs"), **NOTHING)
-    method: MethodConfig = MethodConfig()
+    method: SerializeAsAny[MethodConfig] = SimProConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     optim: OptimConfig = OptimConfig()
@@ -285,12 +255,12 @@ class Config(Section):
     @property
     def labeled_views(self) -> int:
         """Views per labeled image (L)."""
-        return self.data.labeled_views or RECIPE_VIEWS[self.method.recipe]["labeled"]
+        return self.data.labeled_views or self.method.views[0]
 
     @property
     def strong_views(self) -> int:
         """Strong views per unlabeled image (V)."""
-        return self.data.strong_views or RECIPE_VIEWS[self.method.recipe]["strong"]
+        return self.data.strong_views or self.method.views[1]
 
     def micro_batches(self, world_size: int) -> int:
         """Forward passes per step on each of `world_size` ranks."""
@@ -300,3 +270,19 @@ class Config(Section):
     @property
     def run_dir(self) -> Path:
         return self.output_dir / self.name / f"seed{self.seed}"
+
+
+def config_class(method: Any) -> type[Config]:
+    """`Config` whose method section has the keys of the method that `method` (plain data) names.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    name = method.get("name", DEFAULT) if isinstance(method, dict) else DEFAULT
+    return _config_class(method_entry(name if isinstance(name, str) else DEFAULT).keys)
+
+
+@functools.cache
+def _config_class(keys: type[MethodConfig]) -> type[Config]:
+    # Made, not nested: so errors have the place of the key, and other methods' keys are unknown.
+    return create_model("Config", __base__=Config, method=(keys, Field(default_factory=keys)))

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from simpro_fast.config.load import apply_overrides, parse_config, read_tree
+from simpro_fast.config.methods import DEFAULT, method_entry
 from simpro_fast.config.schema import Config
+from simpro_fast.errors import ConfigError
 
 FOLDER = "smoke"
 
@@ -20,7 +22,7 @@ SIZES = (
     *("data.mu=1", "data.labeled_max=2", "data.unlabeled_max=4"),
     "data.test_per_class=1",
     *("evaluate.every=1", "evaluate.batch_size=32"),
-    *("log.figures=false", "log.tensorboard=false"),
+    *(f"log.{logger}=false" for logger in ("figures", "tensorboard", "wandb", "mlflow")),
 )
 LABELED_PER_RANK = 2
 LARGEST_IMAGE = 64
@@ -32,6 +34,9 @@ def smoke_sizes(tree: dict[str, Any], world_size: int) -> list[str]:
     Args:
         tree: the experiment as plain data, its own overrides applied.
         world_size: ranks, with two labeled and two unlabeled images each.
+
+    Raises:
+        ConfigError: there is no such method.
     """
     sizes = [f"data.batch_size={LABELED_PER_RANK * max(1, world_size)}", *SIZES]
     for key, size in (
@@ -42,6 +47,9 @@ def smoke_sizes(tree: dict[str, Any], world_size: int) -> list[str]:
     ):
         if _value(tree, key):
             sizes.append(f"{key}={size}")
+    name = _value(tree, "method.name")
+    own = method_entry(name if isinstance(name, str) else DEFAULT).keys.smoke
+    sizes += [f"method.{key}={value}" for key, value in own.items()]
     if _value(tree, "data.total_max"):
         # A tail that is cut before the labeled share is taken: one labeled image of each class.
         sizes += ["data.total_max=5", "data.gamma_labeled=1"]
@@ -71,6 +79,19 @@ def load_smoke_config(
     if isinstance(wanted.get("name"), str):
         sizes.append(f"name={FOLDER}/{wanted['name']}")
     return parse_config(apply_overrides(wanted, sizes)), sizes
+
+
+def refuse_smoke_folder(config: Config) -> None:
+    """A real run must not lie where smoke runs are emptied.
+
+    Raises:
+        ConfigError: its name begins with the folder.
+    """
+    if config.name.split("/")[0] == FOLDER:
+        raise ConfigError(
+            f"name={config.name}: folders below {FOLDER}/ are emptied by --smoke; "
+            "choose another name, or add --smoke"
+        )
 
 
 def _can_be_scaled(tree: dict[str, Any]) -> bool:

@@ -13,12 +13,14 @@ Ranks take contiguous slices of the global batch: labeled position j belongs to 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.errors import ConfigError
+
+Kind = Literal["labeled", "unlabeled"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,26 @@ class Batch:
     """int64 [b], labels of the labeled images."""
     truth: Tensor
     """int64 [m], true labels of the unlabeled images, -1 where unknown. For diagnostics only."""
+    labeled_positions: Tensor | None = None
+    """int64 [b] in `Split.labeled`."""
+    unlabeled_positions: Tensor | None = None
+    """int64 [m] in `Split.unlabeled`."""
+    uniform_labeled: Tensor | None = None
+    """float32 [b, n] in [0, 1), n as the method asks; None: none."""
+    uniform_unlabeled: Tensor | None = None
+    """float32 [m, n]."""
+
+    def by_image(self) -> dict[str, tuple[Kind, Tensor]]:
+        """What there is of each image that enters a step, besides its views."""
+        kinds: dict[str, Kind] = {
+            "targets": "labeled",
+            "labeled_positions": "labeled",
+            "uniform_labeled": "labeled",
+            "unlabeled_positions": "unlabeled",
+            "uniform_unlabeled": "unlabeled",
+        }
+        found = {name: (kind, getattr(self, name)) for name, kind in kinds.items()}
+        return {name: pair for name, pair in found.items() if pair[1] is not None}
 
 
 class Loader(Protocol):

@@ -28,7 +28,7 @@ def check_data(config: Config, ranks: Ranks) -> Line:
     """
     if ranks.local_rank:
         return Line("skipped", "by the first rank of each host")
-    found = _found_only(config.data)
+    found = found_only(config.data)
     if found is not None:
         return Line("ok", f"{found}; not read here, so its split is not checked")
     dataset = load_dataset(config.data)
@@ -40,7 +40,7 @@ def check_data(config: Config, ranks: Ranks) -> Line:
     )
 
 
-def _found_only(data: DataConfig) -> str | None:
+def found_only(data: DataConfig) -> str | None:
     """Path of a set that is not loaded here; None: it is small enough to be loaded."""
     if data.name == "stl10":
         return f"stl10 is in {find_stl10(data)}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from simpro_fast.config import Config, load_config
+from simpro_fast.config import Config, load_config, parse_config
 from simpro_fast.distributed.environment import world_size_from_environment
 from simpro_fast.distributed.process_group import Ranks, start_ranks
 from simpro_fast.doctor import machine
@@ -23,7 +23,7 @@ DIGITS_RANKS = 64
 
 
 def trial_config(config: Config) -> Config:
-    """Three steps on data that every installation has, as this launch would train.
+    """Steps on data that every installation has, as this launch would train.
 
     Digits, or made-up images where there are more ranks than labeled digits.
     """
@@ -49,8 +49,35 @@ def trial_config(config: Config) -> Config:
     return load_config(DEFAULT, changes)
 
 
-def examine(config: Config, folder: Path) -> tuple[Ranks, list[Line]]:
+def timed_config(config: Config) -> Config:
+    """The configuration as views and steps are timed: quiet, and with its own data.
+
+    Where these are too many to be read here, with made-up images of the same size and number.
+    """
+    from simpro_fast.doctor.data import found_only
+
+    config = config.model_copy(update={"log": config.log.model_copy(update={"progress": "off"})})
+    data = config.data
+    if found_only(data) is None:
+        return config
+    kept = ("batch_size", "mu", "labeled_views", "strong_views", "cutout", "flip", "shift")
+    tree = config.model_dump(mode="json")
+    tree["data"] = {
+        **{key: tree["data"][key] for key in (*kept, "prefetch", "resident")},
+        **{"name": "synthetic", "image_size": data.image_size or {"stl10": 96}.get(data.name)},
+        **{"gamma_labeled": 1, "labeled_max": data.batch_size},
+        "unlabeled_max": data.batch_size * data.mu,
+    }
+    return parse_config(tree)
+
+
+def examine(config: Config, folder: Path, *, given: bool) -> tuple[Ranks, list[Line]]:
     """Run all checks.
+
+    Args:
+        folder: of the run.
+        given: the configuration was named, so its own data, network and batches are timed, unless
+            a check before found a problem with its ranks or data; else a small trial is.
 
     Returns:
         this rank among all, and the table's lines (merged over ranks, equal on all of them).
@@ -63,6 +90,15 @@ def examine(config: Config, folder: Path) -> tuple[Ranks, list[Line]]:
     # DALI and the trainer, after the device is known
     from simpro_fast.doctor import data, speed
 
+    lines: list[Line] = []
+
+    def in_order() -> bool:
+        problems = {line.check for line in lines if line.verdict == "problem"}
+        return given and not problems & {"ranks", "data"}
+
+    def timed() -> Config:
+        return timed_config(config) if in_order() else trial
+
     checks: list[tuple[str, Callable[[], Line]]] = [
         ("machine", machine.check_machine),
         ("versions", machine.check_versions),
@@ -73,12 +109,11 @@ def examine(config: Config, folder: Path) -> tuple[Ranks, list[Line]]:
         ("disk", lambda: machine.check_disk(config, folder)),
         ("data", lambda: data.check_data(config, ranks)),
         ("decoding", lambda: speed.check_decoding(ranks)),
-        ("views", lambda: speed.check_views(trial, ranks)),
-        ("training", lambda: speed.check_training(trial, ranks)),
+        ("views", lambda: speed.check_views(timed(), ranks)),
+        ("training", lambda: speed.check_training(timed(), ranks, whole=in_order())),
         ("kernels", lambda: speed.check_kernels(ranks)),
     ]
     hosts = [text.decode() for text in ranks.gather_bytes(host_name().encode())]
-    lines: list[Line] = []
     for name, check in checks:
         line = replace(guarded(check), check=name)
         try:

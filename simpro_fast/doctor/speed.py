@@ -15,11 +15,12 @@ from simpro_kernels.dispatch import choose
 from simpro_fast.config import Config
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.doctor.table import Line
+from simpro_fast.run.progress import clock
+from simpro_fast.training.dry_run import seconds_per_step
 from simpro_fast.training.trainer import Trainer
 
 SECONDS = 1.0
 """How long each speed is measured."""
-STEPS = 3
 # Rounding of float32 sums over a thousand classes stays far below this.
 _TOLERANCE = 1e-4
 
@@ -45,7 +46,7 @@ def check_decoding(ranks: Ranks) -> Line:
 
 
 def check_views(config: Config, ranks: Ranks) -> Line:
-    """Views a second of the data pipeline alone, on a small data set of the package."""
+    """Views a second of the data pipeline alone, decoding included."""
     trainer = Trainer(config, ranks, write=False)
     try:
         steps = iter(range(10**6))
@@ -54,7 +55,14 @@ def check_views(config: Config, ranks: Ranks) -> Line:
         trainer.close()
     per_rank = f", {rate / ranks.world_size:,.0f} per rank" if ranks.world_size > 1 else ""
     side = trainer.dataset.image_size
-    return Line("ok", f"{rate:,.0f} augmented views/s of {side} px{per_rank}")
+    return Line("ok", f"{rate:,.0f} augmented views/s of {side} px from {_what(config)}{per_rank}")
+
+
+def _what(config: Config) -> str:
+    data = config.data
+    if data.name != "images":
+        return data.name
+    return "the packed images" if data.packed else "the image files"
 
 
 def _rate(work: Callable[[], object], count: int) -> float:
@@ -68,22 +76,21 @@ def _rate(work: Callable[[], object], count: int) -> float:
     return calls * count / (time.perf_counter() - started)
 
 
-def check_training(config: Config, ranks: Ranks) -> Line:
-    """Three steps of the real trainer on small images, over all ranks."""
+def check_training(config: Config, ranks: Ranks, *, whole: bool) -> Line:
+    """Some steps of the real trainer over all ranks; with `whole`, how long the run would take."""
     trainer = Trainer(config, ranks, write=False)
     try:
-        seconds = []
-        for _ in range(STEPS):
-            started = time.perf_counter()
-            trainer.train_step()
-            seconds.append(time.perf_counter() - started)
+        trainer.train_step()
+        seconds = seconds_per_step(trainer)
         loss = trainer.meter.finish(ranks)["loss"]
     finally:
         trainer.close()
     text = (
-        f"{STEPS} steps on {config.data.name}, engine {config.distributed.engine}: "
-        f"loss {loss:.3f}, {1e3 * seconds[-1]:.0f} ms a step of {trainer.views_per_step} views"
+        f"{config.model.name} on {_what(config)}, engine {config.distributed.engine}: "
+        f"loss {loss:.3f}, {seconds:.3g} s/step of {trainer.views_per_step} views"
     )
+    if whole:
+        text += f", {config.train.steps} steps in about {clock(config.train.steps * seconds)}"
     if loss is None or not np.isfinite(loss):
         return Line("problem", text, "please report this table as an issue")
     return Line("ok", text)

@@ -189,8 +189,8 @@ class DeepSpeedEngine:
             for slot in names:
                 value = saved.get(slot, torch.zeros_like(parameter))
                 safe_set_full_optimizer_state(parameter, value.to(parameter.device), slot)
-        if counts_steps and slots:
-            step = next(iter(slots.values()))["step"]
+        if counts_steps:
+            step = next(iter(slots.values()))["step"] if slots else 0
             for shard, state in self._torch_optimizer.state.items():
                 state["step"] = torch.as_tensor(step).to(shard.device, copy=True)
 

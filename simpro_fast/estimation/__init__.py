@@ -1,0 +1,1 @@
+"""Estimators and statistics on arrays: class shares of unlabeled images, calibration, intervals."""

@@ -37,6 +37,7 @@ def conclude(error: BaseException, watchdog: Watchdog) -> int:
     watchdog.end_within(ENDING_SECONDS, failure)
     if news and watchdog.notes is not None:
         watchdog.notes.leave(failure)
+    watchdog.leave_end(failure)
     # What all ranks find out for themselves, such as a wrong key, one of them tells.
     told = ranks.is_main if isinstance(error, ConfigError) else is_mine_to_tell(failure, ranks)
     if told:

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LAUNCHER_SCRIPTS = {"deepspeed", "deepspeed.pt", "ds", "torchrun"}
-_LAUNCHER_MODULES = ("deepspeed.launcher", "torch.distributed.run", "torch.distributed.launch")
+_LAUNCHER_MODULES = (
+    *("deepspeed.launcher", "torch.distributed.run", "torch.distributed.launch"),
+    "simpro_fast",
+)
+_SWEEPS = ("launch/train.py", "launch/table.py", "/simpro-fast")
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,11 @@ def _arguments(pid: int) -> list[str]:
 
 
 def _is_launcher(arguments: list[str]) -> bool:
-    """`python .../bin/deepspeed ...`, `python -u -m deepspeed.launcher.launch ...` and the like."""
+    """`python .../bin/deepspeed ...`, `python -u -m deepspeed.launcher.launch ...` and the like.
+
+    A training command above another one is a sweep.
+    """
     rest = [a for a in arguments[1:] if a != "-u"]
     if len(rest) > 1 and rest[0] == "-m":
         return rest[1].startswith(_LAUNCHER_MODULES)
-    return bool(rest) and Path(rest[0]).name in _LAUNCHER_SCRIPTS
+    return bool(rest) and (Path(rest[0]).name in _LAUNCHER_SCRIPTS or rest[0].endswith(_SWEEPS))

@@ -16,12 +16,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from typing import NoReturn
 
 from simpro_fast.config import Config
 from simpro_fast.distributed.process_group import Ranks
+from simpro_fast.errors import UserError
 from simpro_fast.fault_tolerance.failure_notes import (
     Failure,
     FailureNotes,
@@ -37,6 +38,7 @@ from simpro_fast.fault_tolerance.heartbeat import (
 )
 from simpro_fast.fault_tolerance.launchers import launchers_above
 from simpro_fast.fault_tolerance.stop_requests import PREEMPTED, STOP_SIGNALS, StopRequests
+from simpro_fast.utils.atomic_write import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,8 @@ SUSPENDED = 5.0
 """Seconds without a tick after which the whole process must have been suspended."""
 FOLDERS = NOTES, BEATS = ("failures", "heartbeats")
 """What the ranks write for each other, in the run directory."""
+ENDED = "ended.json"
+"""In the run directory: why the last start ended before its time."""
 TRAINING = "training"
 LAUNCHER_GONE = "the launcher is gone"
 
@@ -75,7 +79,7 @@ class Watchdog:
         self._stall_timeout = config.distributed.stall_timeout
         self._grace = config.distributed.preempt_grace
         self._interval = min(max(self._stall_timeout / 20, 0.1), 10.0)
-        self._run_dir = config.run_dir if write and ranks.world_size > 1 else None
+        self._run_dir = config.run_dir if write else None
         self._launchers = launchers_above(os.getpid())
         self._stop_sent = False
         self.told = False
@@ -88,7 +92,7 @@ class Watchdog:
     def start(self) -> None:
         """Handle signals and watch. All ranks call it together, on the thread that trains."""
         self._trainer = threading.current_thread()
-        if self._run_dir is not None:
+        if self._run_dir is not None and self.ranks.world_size > 1:
             if self.ranks.is_main:
                 for name in FOLDERS:  # of an earlier start
                     shutil.rmtree(self._run_dir / name, ignore_errors=True)
@@ -113,6 +117,9 @@ class Watchdog:
         self.requests.defer()
         if self._run_dir is not None and self._thread is not None:
             ranks = self.ranks
+            if ranks.is_main:
+                with suppress(OSError):
+                    (self._run_dir / ENDED).unlink(missing_ok=True)
             self.heartbeats = Heartbeats(self._run_dir / BEATS, ranks.rank, ranks.world_size)
             self.heartbeats.beat(step, self._phase)
 
@@ -132,6 +139,12 @@ class Watchdog:
     def failure(self, kind: str, message: str, exit_code: int) -> Failure:
         """What this rank says of itself, at its present step."""
         return Failure.of(self.ranks.rank, self.step, kind, message, exit_code)
+
+    def leave_end(self, failure: Failure) -> None:
+        """Write why a run ends that had begun to train, for whoever looks at its files."""
+        if self.heartbeats is not None and self.ranks.is_main and self._run_dir is not None:
+            with suppress(OSError, UserError):  # a disk that refuses it
+                write_json(self._run_dir / ENDED, asdict(failure))
 
     def end_within(self, seconds: float, failure: Failure) -> None:
         """End the process unless it has ended by then; the earliest such call counts."""
@@ -207,7 +220,7 @@ class Watchdog:
             return  # the end has begun, and why is known
         where = line_of_thread(self._trainer)
         limit = f"no progress for {self._stall_timeout:g} s (distributed.stall_timeout)"
-        if self.heartbeats is None:
+        if self.heartbeats is None or self.ranks.world_size == 1:
             logger.warning("%s after step %d, in %s", limit, self.step, where)
             return
         earlier = self.heartbeats.read()
@@ -235,6 +248,7 @@ class Watchdog:
         self._end(replace(failure, message=f"{limit}: {why}{others}"))
 
     def _end(self, failure: Failure) -> NoReturn:
+        self.leave_end(failure)
         if self.notes is not None:
             self.notes.leave(failure)
         if not self.told and is_mine_to_tell(failure, self.ranks):

@@ -172,7 +172,9 @@ def load_model(path: str | os.PathLike[str], device: str = "auto") -> TrainedMod
             )
         raise UserError(f"{weights}: {said}; give a run directory or its {WEIGHTS}")
     file = read_model_file(folder / DESCRIPTION)
-    module = build_model(file.model, len(file.class_names), file.image_size, seed=0)
+    # The kernel that a GPU trained with is not asked for on a machine without one.
+    network = file.model.model_copy(update={"norm_impl": "auto"})
+    module = build_model(network, len(file.class_names), file.image_size, seed=0)
     _fill(module, weights)
     return TrainedModel(module, file, pick_device(device))
 

@@ -1,9 +1,33 @@
 """Training methods: one call per step, one per period, two priors."""
 
-from simpro_fast.methods.build import build_method, resolve_alpha
+from simpro_fast.methods.base import Method, common
 from simpro_fast.methods.fixmatch import FixMatch
+from simpro_fast.methods.needs import Change, Heads, Needs, PhaseTools, Setting
 from simpro_fast.methods.output import MethodOutput
-from simpro_fast.methods.priors import PriorTracker
+from simpro_fast.methods.priors import PriorTracker, log_prior
+from simpro_fast.methods.registry import (
+    build_method,
+    method_class,
+    register_method,
+    resolve_alpha,
+)
 from simpro_fast.methods.simpro import SimPro
 
-__all__ = ["FixMatch", "MethodOutput", "PriorTracker", "SimPro", "build_method", "resolve_alpha"]
+__all__ = [
+    "Change",
+    "FixMatch",
+    "Heads",
+    "Method",
+    "MethodOutput",
+    "Needs",
+    "PhaseTools",
+    "PriorTracker",
+    "Setting",
+    "SimPro",
+    "build_method",
+    "common",
+    "log_prior",
+    "method_class",
+    "register_method",
+    "resolve_alpha",
+]

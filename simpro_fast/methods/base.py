@@ -1,44 +1,84 @@
-"""What SimPro and FixMatch share: arguments, the two losses, and the counting."""
+"""What the trainer asks of a method; docs/methods.md builds one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 import torch.distributed as dist
-from simpro_kernels import adjusted_cross_entropy, pseudo_label_cross_entropy
-from simpro_kernels.pseudo_label_cross_entropy.op import PseudoLabelLoss
-from torch import Tensor
+from torch import Tensor, nn
 
+from simpro_fast.config.methods import MethodConfig
+from simpro_fast.methods.needs import Change, Heads, Needs, PhaseTools, Setting
 from simpro_fast.methods.output import MethodOutput
-from simpro_fast.methods.priors import IGNORED_TARGET, PriorTracker, Recipe
+from simpro_fast.methods.priors import IGNORED_TARGET, PriorTracker, Variant
 
 Impl = Literal["auto", "triton", "eager", "compile"]
 
 
-class PseudoLabelMethod(PriorTracker):
-    """A labeled cross entropy plus a masked one towards pseudo-labels of the weak views.
+def common(config: MethodConfig, setting: Setting) -> dict[str, Any]:
+    """The arguments of `Method` that every method takes from its configuration."""
+    return {
+        "labeled_counts": setting.labeled_counts,
+        "threshold": config.threshold,
+        "momentum": config.momentum,
+        "alpha": setting.alpha,
+        "strong_views": setting.strong_views,
+        "variant": config.variant,
+        "impl": config.impl,
+        "process_group": setting.process_group,
+    }
 
-    Subclasses choose the logit adjustments, which are all they differ in. Arguments as in `SimPro`.
+
+class Method(PriorTracker):
+    """A training method: losses of a step, and what it learns about classes meanwhile.
+
+    In the order in which the trainer calls them:
+
+        needs      what it takes beside three blocks of logits
+        build      the method itself
+        forward    once a micro-batch: the losses. Compiled and captured in a CUDA graph, so neither
+                   a branch on values nor a collective; what is to be summed over ranks is added to
+                   `rank_counts`
+        end_step   once a step, after the weights have moved
+        end_period at the end of every period
+        enter_phase where `phase_at` changes, after end_period
+        test_head  at every evaluation and at the end
+
+    State: buffers are saved and must be equal on all ranks; `rank_counts` are saved and summed.
+    Every buffer keeps its own dtype. Priors pi_u and phi are tracked for every method, see
+    `PriorTracker`; a method with an estimate of its own gives it in `normalised_pi_u`.
+
+    Args:
+        labeled_counts: images per class of the labeled set, length K.
+        threshold: in probability; above 1 masks every image.
+        momentum: of pi_u and phi, in [0, 1).
+        alpha: weight of the labeled loss.
+        strong_views: V, strong views per unlabeled image.
+        variant: "released" or "paper", where they differ.
+        impl: kernel implementation, "auto", "triton", "eager" or "compile".
+        process_group: ranks whose class counts are summed; None: all.
     """
+
+    Config: ClassVar[type[MethodConfig]]
+    """Its keys, a subclass of `MethodConfig`."""
 
     _bound: Tensor
 
     def __init__(
         self,
         labeled_counts: Sequence[int] | Tensor,
+        *,
         threshold: float,
         momentum: float,
         alpha: float,
         strong_views: int,
-        *,
-        recipe: Recipe,
-        hard: bool,
+        variant: Variant,
         impl: Impl,
         process_group: dist.ProcessGroup | None,
     ) -> None:
-        super().__init__(labeled_counts, momentum, recipe=recipe, process_group=process_group)
+        super().__init__(labeled_counts, momentum, variant=variant, process_group=process_group)
         if not alpha > 0:
             raise ValueError(f"alpha must be positive, got {alpha}")
         if strong_views < 1:
@@ -49,8 +89,19 @@ class PseudoLabelMethod(PriorTracker):
         self._threshold = float(threshold)
         self.alpha = alpha
         self.strong_views = strong_views
-        self.hard = hard
         self.impl: Impl = impl
+        self.phase = 0
+        """What `phase_at` says of the current period; kept by the trainer."""
+
+    @classmethod
+    def needs(cls, config: Any) -> Needs:
+        """What it takes under this configuration (an instance of `cls.Config`)."""
+        return Needs()
+
+    @classmethod
+    def build(cls, config: Any, setting: Setting) -> Self:
+        """The method of a run, on the CPU."""
+        return cls(config, setting)  # type: ignore[call-arg, arg-type]
 
     @property
     def threshold(self) -> float:
@@ -67,109 +118,85 @@ class PseudoLabelMethod(PriorTracker):
         """tau of the loss CE(f + tau log phi) that the network is trained with; 0: plain logits."""
         return 0.0
 
-    def adjustments(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """What is added to the logits of weak views, and of labeled and strong ones: [K] or None.
+    forward: Callable[..., MethodOutput]
+    """Loss of one step; in training mode the step's class counts are accumulated.
 
-        Args:
-            dtype: float32 or float64, of the result.
-        """
+    Args:
+        logits_labeled: float [L*B, K], view-major (row l*B + i belongs to targets[i]).
+        targets: integer [B], 0..K-1, or -100 for an image that is to be ignored.
+        logits_weak: float [N, K]; no gradient flows into it.
+        logits_strong: float [V*N, K], view-major.
+        ...: by name, what `needs` asked for.
+
+    Returns:
+        MethodOutput; the losses are float32, or float64 for float64 logits.
+
+    Raises:
+        ValueError: shapes or types that do not fit; on a CPU also a target out of range (on a GPU,
+            where looking would wait for the device, its loss is NaN and it counts for no class).
+    """
+
+    def confident(self, logits_weak: Tensor) -> Tensor:
+        """bool [N]: images whose strong views `forward` will look at; see `Needs.confident`."""
         raise NotImplementedError
 
-    def forward(
+    def end_step(self, step: int) -> None:
+        """After step `step` (from 0) on every rank: collectives, tables, what needs no gradient.
+
+        It is neither compiled nor captured. It must not wait for the device.
+        """
+
+    def end_period(self) -> None:
+        """After every period on every rank."""
+        self.update_priors()
+
+    def phase_at(self, period: int) -> int:
+        """The phase of a period (from 0), a pure function of it; phases count up from 0.
+
+        Within a phase every step does the same, so that it can be one graph.
+        """
+        return 0
+
+    def enter_phase(self, phase: int, tools: PhaseTools) -> Change | None:
+        """Before the first step of a new phase, once; not again when a run resumes there."""
+        return None
+
+    def span_at(self, period: int) -> tuple[int, int] | None:
+        """First period, and the one after the last, over which the learning rate runs its course;
+        None: the whole run. A pure function of the period (from 0)."""
+        return None
+
+    def test_head(self, heads: Heads, network: nn.Module) -> tuple[Tensor, Tensor] | None:
+        """The linear layer, weight [K, D] and bias [K], by which the trained network predicts.
+
+        It is what evaluation and the exported model have in place of the heads, on the plain
+        pooled feature; so a test rule is whatever can be folded into it. None: head 0.
+
+        Args:
+            heads: of the averaged network. network: that network itself, in evaluation mode: images
+                to logits as in training.
+        """
+        return None
+
+    def _check_shapes(
         self,
         logits_labeled: Tensor,
         targets: Tensor,
         logits_weak: Tensor,
         logits_strong: Tensor,
-    ) -> MethodOutput:
-        """Loss of one step; in training mode the step's class counts are accumulated.
-
-        Args:
-            logits_labeled: float [L*B, K], view-major (row l*B + i belongs to targets[i]).
-            targets: integer [B], 0..K-1, or -100 for an image that is to be ignored.
-            logits_weak: float [N, K]; no gradient flows into it.
-            logits_strong: float [V*N, K], view-major.
-
-        Returns:
-            MethodOutput; the losses are float32, or float64 for float64 logits.
-
-        Raises:
-            ValueError: shapes or types that do not fit; on a CPU also a target out of range (on a
-                GPU, where looking would wait for the device, its loss is NaN and it counts for no
-                class).
-        """
-        self._check_shapes(logits_labeled, targets, logits_weak, logits_strong)
-        targets = self._checked_targets(targets)
-        logits_weak = logits_weak.detach()
-        log_prior_weak, log_prior_strong = self.adjustments(_prior_dtype(logits_weak))
-        labeled = adjusted_cross_entropy(
-            logits_labeled, targets, log_prior_strong, reduction="mean", impl=self.impl
-        )
-        unlabeled = self._pseudo_label_loss(
-            logits_weak, logits_strong, log_prior_weak, log_prior_strong
-        )
-        if self.training:
-            self.accumulate(targets, unlabeled.class_mass)
-        # The sum with a float32 prior is float32 for half-precision logits, as in the kernel.
-        scores = logits_weak if log_prior_weak is None else logits_weak + log_prior_weak
-        return MethodOutput(
-            loss=self.alpha * labeled + unlabeled.loss,
-            loss_labeled=labeled.detach(),
-            loss_unlabeled=unlabeled.loss.detach(),
-            mask_rate=unlabeled.mask.sum() / max(1, unlabeled.mask.numel()),
-            class_mass=unlabeled.class_mass,
-            mask=unlabeled.mask,
-            pseudo_labels=scores.argmax(dim=1),
-        )
-
-    @torch.no_grad()
-    def confident(self, logits_weak: Tensor) -> Tensor:
-        """The images whose strong views `forward` will look at, for callers who skip the others.
-
-        Decided as in `forward`, with a bound that is lower by far more than rounding: another
-        order of summation there cannot keep an image that is missing here.
-
-        Args:
-            logits_weak: float [N, K].
-
-        Returns:
-            bool [N].
-        """
-        log_prior_weak, _ = self.adjustments(_prior_dtype(logits_weak))
-        found = self._pseudo_label_loss(logits_weak, logits_weak, log_prior_weak, None)
-        return found.max_prob >= self._bound * (1 - 1e-5)
-
-    def _pseudo_label_loss(
-        self,
-        logits_weak: Tensor,
-        logits_strong: Tensor,
-        log_prior_weak: Tensor | None,
-        log_prior_strong: Tensor | None,
-    ) -> PseudoLabelLoss:
-        return pseudo_label_cross_entropy(
-            logits_weak,
-            logits_strong,
-            log_prior_weak,
-            log_prior_strong,
-            self._bound,
-            hard=self.hard,
-            reduction="mean",
-            impl=self.impl,
-        )
-
-    def _check_shapes(
-        self, logits_labeled: Tensor, targets: Tensor, logits_weak: Tensor, logits_strong: Tensor
+        *heads: int,
     ) -> None:
-        classes = self.num_classes
+        """All logits are [rows, *heads, K], and the strong rows V times the weak ones."""
+        wanted = (*heads, self.num_classes)
         for name, logits in (
             ("logits_labeled", logits_labeled),
             ("logits_weak", logits_weak),
             ("logits_strong", logits_strong),
         ):
-            if logits.ndim != 2 or logits.shape[1] != classes:
+            if tuple(logits.shape[1:]) != wanted:
                 raise ValueError(
-                    f"{name} must be [rows, {classes}] (K = {classes} from labeled_counts), "
-                    f"got {list(logits.shape)}"
+                    f"{name} must be [rows, {', '.join(map(str, wanted))}] "
+                    f"(K = {self.num_classes} from labeled_counts), got {list(logits.shape)}"
                 )
         rows, images = len(logits_strong), len(logits_weak)
         if rows != self.strong_views * images:
@@ -199,9 +226,10 @@ class PseudoLabelMethod(PriorTracker):
         return (
             f"num_classes={self.num_classes}, threshold={self.threshold}, "
             f"momentum={self.momentum}, alpha={self.alpha}, strong_views={self.strong_views}, "
-            f"recipe={self.recipe!r}, hard={self.hard}"
+            f"variant={self.variant!r}"
         )
 
 
-def _prior_dtype(logits: Tensor) -> torch.dtype:
+def prior_dtype(logits: Tensor) -> torch.dtype:
+    """In which to add priors to logits: float64 to float64, else float32."""
     return torch.float64 if logits.dtype == torch.float64 else torch.float32

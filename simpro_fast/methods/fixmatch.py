@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from simpro_fast.methods.base import Impl, PseudoLabelMethod
-from simpro_fast.methods.priors import Recipe
+from simpro_fast.config.methods import FixMatchConfig
+from simpro_fast.methods.base import Impl, common
+from simpro_fast.methods.needs import Setting
+from simpro_fast.methods.priors import Variant
+from simpro_fast.methods.pseudo_label import PseudoLabelMethod
 
 
 class FixMatch(PseudoLabelMethod):
@@ -26,11 +30,13 @@ class FixMatch(PseudoLabelMethod):
         momentum: of the two priors, in [0, 1).
         alpha: weight of the labeled loss.
         strong_views: V, strong views per unlabeled image.
-        recipe: normaliser of the tracked pi_u, see `PriorTracker`.
+        variant: normaliser of the tracked pi_u, see `PriorTracker`.
         hard: False trains on the soft pseudo-labels.
         impl: kernel implementation, "auto", "triton", "eager" or "compile".
         process_group: ranks whose class counts are summed; None: all.
     """
+
+    Config: ClassVar[type[FixMatchConfig]] = FixMatchConfig
 
     def __init__(
         self,
@@ -40,7 +46,7 @@ class FixMatch(PseudoLabelMethod):
         alpha: float = 1.0,
         strong_views: int = 1,
         *,
-        recipe: Recipe = "released",
+        variant: Variant = "released",
         hard: bool = True,
         impl: Impl = "auto",
         process_group: dist.ProcessGroup | None = None,
@@ -51,11 +57,15 @@ class FixMatch(PseudoLabelMethod):
             momentum,
             alpha,
             strong_views,
-            recipe=recipe,
+            variant=variant,
             hard=hard,
             impl=impl,
             process_group=process_group,
         )
+
+    @classmethod
+    def build(cls, config: Any, setting: Setting) -> Self:
+        return cls(**common(config, setting), hard=config.hard)
 
     def adjustments(self, dtype: torch.dtype) -> tuple[None, None]:
         """None: FixMatch takes the logits as they are."""

@@ -1,39 +1,37 @@
 """Class priors of the labeled and the unlabeled stream, estimated while training.
 
 Legend: K classes, p a distribution [K], c_l and c_u the class counts of the current period.
-Source: SimPro (ICML 2024), Algorithm 1; where its released code differs, see `recipe`.
+Source: SimPro (ICML 2024), Algorithm 1; where its released code differs, see `variant`.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-Recipe = Literal["released", "paper"]
+Variant = Literal["released", "paper"]
 PRIOR_FLOOR = 1e-12
 IGNORED_TARGET = -100
-COUNTS = ("labeled_count", "unlabeled_mass")
-"""Counts of a `PriorTracker`, each rank's own; what else is in its state is equal on all ranks."""
 
 
-def log_prior(prior: Tensor, tau: float, recipe: Recipe) -> Tensor:
+def log_prior(prior: Tensor, tau: float, variant: Variant) -> Tensor:
     """The logit adjustment for a class prior: tau * log p with a floor.
 
     Args:
         prior: float64 [K].
         tau: strength; 0 gives no adjustment (to 1e-12).
-        recipe: "released" floors after the power, log(p^tau + 1e-12), never below -27.6;
+        variant: "released" floors after the power, log(p^tau + 1e-12), never below -27.6;
             "paper" floors the prior, tau * log(max(p, 1e-12)), so that its floor scales with tau.
 
     Returns:
         float64 [K].
     """
-    if recipe == "released":
+    if variant == "released":
         return (prior.pow(tau) + PRIOR_FLOOR).log()
     return tau * prior.clamp_min(PRIOR_FLOOR).log()
 
@@ -60,10 +58,14 @@ class PriorTracker(nn.Module):
         labeled_counts: images per class of the labeled set, length K. A class may have 0 images
             (its prior is floored), but not all of them.
         momentum: m in [0, 1).
-        recipe: see above.
+        variant: see above.
         process_group: ranks whose counts are summed; None: all of them, where torch.distributed
             is initialised.
     """
+
+    rank_counts: ClassVar[tuple[str, ...]] = ("labeled_count", "unlabeled_mass")
+    """Attributes that are each rank's own and sum up over ranks, float64; what else is in the state
+    is equal on all ranks. A subclass appends the names of its own."""
 
     pi_u: Tensor
     phi: Tensor
@@ -75,7 +77,7 @@ class PriorTracker(nn.Module):
         labeled_counts: Sequence[int] | Tensor,
         momentum: float = 0.9,
         *,
-        recipe: Recipe = "released",
+        variant: Variant = "released",
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
@@ -87,10 +89,10 @@ class PriorTracker(nn.Module):
             )
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {momentum}")
-        if recipe not in ("released", "paper"):
-            raise ValueError(f"recipe must be 'released' or 'paper', got {recipe!r}")
+        if variant not in ("released", "paper"):
+            raise ValueError(f"variant must be 'released' or 'paper', got {variant!r}")
         self.momentum = momentum
-        self.recipe: Recipe = recipe
+        self.variant: Variant = variant
         self.process_group = process_group
         # Tensors made under inference_mode could not be changed by the first training step.
         with torch.inference_mode(False):
@@ -116,7 +118,7 @@ class PriorTracker(nn.Module):
             if buffer is not None:
                 moved = fn(buffer)
                 own[name] = moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
-        for name in COUNTS:
+        for name in self.rank_counts:
             setattr(self, name, getattr(self, name).to(self.pi_u.device))
         return self
 
@@ -124,7 +126,7 @@ class PriorTracker(nn.Module):
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        for name in COUNTS:
+        for name in self.rank_counts:
             destination[prefix + name] = getattr(self, name)
 
     def _load_from_state_dict(
@@ -138,17 +140,16 @@ class PriorTracker(nn.Module):
         error_msgs: list[str],
     ) -> None:
         rest = dict(state_dict)
-        for name in COUNTS:
+        for name in self.rank_counts:
+            own = getattr(self, name)
             saved = rest.pop(prefix + name, None)
             if saved is None:
                 missing_keys.append(prefix + name)
-            elif saved.shape != self.pi_u.shape:
-                error_msgs.append(
-                    f"{prefix + name} is {list(saved.shape)}, not {list(self.pi_u.shape)}"
-                )
+            elif saved.shape != own.shape:
+                error_msgs.append(f"{prefix + name} is {list(saved.shape)}, not {list(own.shape)}")
             else:
                 with torch.no_grad():
-                    getattr(self, name).copy_(saved)
+                    own.copy_(saved)
         super()._load_from_state_dict(
             rest, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
@@ -191,7 +192,7 @@ class PriorTracker(nn.Module):
         """
         labeled, unlabeled, pi_u, phi = self._over_ranks()
         seen = labeled.sum() + unlabeled.sum()
-        normaliser = unlabeled.sum() + (1.0 if self.recipe == "released" else 0.0)
+        normaliser = unlabeled.sum() + (1.0 if self.variant == "released" else 0.0)
         keep_pi_u = (normaliser == 0) | (seen == 0)
         moved_pi_u = pi_u.lerp(unlabeled / normaliser, 1 - self.momentum)
         moved_phi = phi.lerp((labeled + unlabeled) / seen, 1 - self.momentum)
@@ -203,6 +204,21 @@ class PriorTracker(nn.Module):
     def normalised_pi_u(self) -> Tensor:
         """pi_u scaled to sum to 1, float64 [K]."""
         return self.pi_u / self.pi_u.sum()
+
+    def over_ranks(self, values: Tensor) -> Tensor:
+        """The sum of `values` over the ranks, a new tensor; all ranks must call it."""
+        total = values.clone()
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(total, group=self.process_group)
+        return total
+
+    def from_ranks(self, values: Tensor) -> Tensor:
+        """`values` [n, ...] of all ranks, one after another: [world_size * n, ...]."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return values
+        parts = [torch.empty_like(values) for _ in range(dist.get_world_size(self.process_group))]
+        dist.all_gather(parts, values.contiguous(), group=self.process_group)
+        return torch.cat(parts)
 
     def _over_ranks(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Counts of all ranks and the priors to start from, in one collective of 4 K numbers."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from simpro_fast.methods.base import Impl, PseudoLabelMethod
-from simpro_fast.methods.priors import Recipe, log_prior
+from simpro_fast.config.methods import SimProConfig
+from simpro_fast.methods.base import Impl, common
+from simpro_fast.methods.needs import Setting
+from simpro_fast.methods.priors import Variant, log_prior
+from simpro_fast.methods.pseudo_label import PseudoLabelMethod
 
 
 class SimPro(PseudoLabelMethod):
@@ -31,7 +35,7 @@ class SimPro(PseudoLabelMethod):
         momentum: of pi_u and phi, in [0, 1).
         alpha: weight of the labeled loss; `resolve_alpha` gives the paper's.
         strong_views: V, strong views per unlabeled image.
-        recipe: "released" or "paper": floors and normaliser of the priors. The released code also
+        variant: "released" or "paper": floors and normaliser of the priors. The released code also
             trains on weak and strong labeled views; here L is what `logits_labeled` holds.
         hard: one-hot pseudo-labels in place of soft ones.
         adjust_pseudo_labels: False removes a(pi_u) (ablation without E step).
@@ -39,6 +43,8 @@ class SimPro(PseudoLabelMethod):
         impl: kernel implementation, "auto", "triton", "eager" or "compile".
         process_group: ranks whose class counts are summed; None: all.
     """
+
+    Config: ClassVar[type[SimProConfig]] = SimProConfig
 
     def __init__(
         self,
@@ -49,7 +55,7 @@ class SimPro(PseudoLabelMethod):
         alpha: float = 1.0,
         strong_views: int = 2,
         *,
-        recipe: Recipe = "released",
+        variant: Variant = "released",
         hard: bool = False,
         adjust_pseudo_labels: bool = True,
         adjust_loss: bool = True,
@@ -62,7 +68,7 @@ class SimPro(PseudoLabelMethod):
             momentum,
             alpha,
             strong_views,
-            recipe=recipe,
+            variant=variant,
             hard=hard,
             impl=impl,
             process_group=process_group,
@@ -73,18 +79,23 @@ class SimPro(PseudoLabelMethod):
         self.adjust_pseudo_labels = adjust_pseudo_labels
         self.adjust_loss = adjust_loss
 
+    @classmethod
+    def build(cls, config: Any, setting: Setting) -> Self:
+        own = {key: getattr(config, key) for key in SimProConfig.own_keys()}
+        return cls(**common(config, setting), **own)
+
     @property
     def loss_tau(self) -> float:
         """tau; 0 without `adjust_loss`."""
         return self.tau if self.adjust_loss else 0.0
 
     def adjustments(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """tau * log pi_u and tau * log phi, floored by the recipe; None where switched off."""
+        """tau * log pi_u and tau * log phi, floored by the variant; None where switched off."""
         weak = strong = None
         if self.adjust_pseudo_labels:
-            weak = log_prior(self.pi_u, self.tau, self.recipe).to(dtype)
+            weak = log_prior(self.pi_u, self.tau, self.variant).to(dtype)
         if self.adjust_loss:
-            strong = log_prior(self.phi, self.tau, self.recipe).to(dtype)
+            strong = log_prior(self.phi, self.tau, self.variant).to(dtype)
         return weak, strong
 
     def extra_repr(self) -> str:

@@ -5,20 +5,25 @@ from simpro_fast.models.batch_norm import (
     convert_sync_batch_norm,
     first_rank_buffers,
 )
-from simpro_fast.models.build import build_model, list_models
+from simpro_fast.models.build import build_model, list_models, register_model
 from simpro_fast.models.ema import ModelEMA
-from simpro_fast.models.head import head_of
+from simpro_fast.models.head import BranchPool, MultiHead, feature_size, head_of, plain_copy
 from simpro_fast.models.pretrained import PretrainedReport, load_pretrained, weights_sha256
 
 __all__ = [
+    "BranchPool",
     "ModelEMA",
+    "MultiHead",
     "PretrainedReport",
     "average_buffers",
     "build_model",
     "convert_sync_batch_norm",
+    "feature_size",
     "first_rank_buffers",
     "head_of",
     "list_models",
     "load_pretrained",
+    "plain_copy",
+    "register_model",
     "weights_sha256",
 ]

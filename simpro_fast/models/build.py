@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import functools
+import inspect
 import re
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -13,10 +15,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from simpro_fast.config.schema import ModelConfig
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.models import resnet, small_cnn, wideresnet
+from simpro_fast.models.head import give_heads
 from simpro_fast.models.layers import Activation, MakeNorm, NormAct
 from simpro_fast.models.torchvision_nets import PREFIX, build_torchvision, torchvision_names
+from simpro_fast.utils.dotted_path import import_function, is_dotted
 
 MIN_IMAGE_SIZE = 8
+ModelBuilder = Callable[..., nn.Module]
+_REGISTERED: dict[str, ModelBuilder] = {}
+_WIDE = re.compile(r"wrn_(\d+)_(\d+)")
 
 
 def list_models() -> tuple[str, ...]:
@@ -29,8 +36,36 @@ def list_models() -> tuple[str, ...]:
     return ("small_cnn", "wrn_28_2", "wrn_28_8", "resnet50_3x3", "resnet50")
 
 
+def register_model(name: str, builder: ModelBuilder) -> None:
+    """Let `model.name: name` stand for a network of your own, in this process.
+
+    A run that is started by a launcher names the builder by its dotted path instead, without
+    registration: `model.name: my_package.my_module.my_builder`. `load_model` needs the same:
+    registration again, or a module that can be imported.
+
+    Args:
+        name: of no shipped network; a registered one is replaced.
+        builder: called as `builder(num_classes=K, image_size=S)` with torch's CPU generator
+            seeded; returns a module from float [N, 3, S, S] to logits [N, K]. Randomness within
+            its forward pass (dropout) makes resumed runs differ from uninterrupted ones.
+
+    Raises:
+        ValueError: the name belongs to a shipped network.
+    """
+    if name in list_models() or _WIDE.fullmatch(name) or name.startswith(PREFIX):
+        raise ValueError(f"{name!r} is a shipped network; choose another name")
+    _REGISTERED[name] = builder
+
+
 def build_model(
-    model: ModelConfig, num_classes: int, image_size: int, *, seed: int = 1
+    model: ModelConfig,
+    num_classes: int,
+    image_size: int,
+    *,
+    seed: int = 1,
+    heads: int = 1,
+    branches: int = 0,
+    hand_on: bool = False,
 ) -> nn.Module:
     """The network `model.name` on the CPU, in training mode, freshly initialised.
 
@@ -44,9 +79,10 @@ def build_model(
         num_classes: K.
         image_size: side in pixels; the networks take any from 8 up.
         seed: decides the initial weights alone; torch's global generators are left as they were.
+        heads, branches, hand_on: what a method asks for besides one head, see `give_heads`.
 
     Returns:
-        Module from float [N, 3, H, W] to logits [N, K].
+        Module from float [N, 3, H, W] to logits [N, K], or to what `MultiHead` gives.
 
     Raises:
         ConfigError: unknown name, impossible depth, images that the network cannot take, or an
@@ -62,6 +98,19 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         network = _construct(model, num_classes, image_size)
+    if branches and model.name.startswith(PREFIX):
+        raise ConfigError(
+            f"model.name={model.name}: the method puts batch norms before the pool, which works in "
+            f"{', '.join(list_models())} and other Wide ResNets only"
+        )
+    give_heads(
+        network,
+        heads=heads,
+        branches=branches,
+        hand_on=hand_on,
+        norm_impl=model.norm_impl,
+        seed=seed,
+    )
     if model.bn_momentum is not None:
         for module in network.modules():
             if isinstance(module, _BatchNorm):
@@ -70,11 +119,16 @@ def build_model(
 
 
 def _construct(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
-    if model.name.startswith(PREFIX):
+    own = _REGISTERED.get(model.name)
+    if own is None and is_dotted(model.name):
+        own = import_function("model.name", model.name)
+    if own is not None or model.name.startswith(PREFIX):
         if model.activation is not None:
             raise ConfigError(
                 f"model.activation={model.activation}: {model.name} has its own; leave it out"
             )
+        if own is not None:
+            return _build_own(own, f"model.name={model.name}", num_classes, image_size)
         return build_torchvision(model.name, num_classes, image_size)
     if model.name in ("resnet50_3x3", "resnet50"):
         norm = _norm(model, "relu", resnet.BN_MOMENTUM)
@@ -82,13 +136,15 @@ def _construct(model: ModelConfig, num_classes: int, image_size: int) -> nn.Modu
     if model.name == "small_cnn":
         norm = _norm(model, "leaky_relu", small_cnn.BN_MOMENTUM)
         return small_cnn.SmallCNN(num_classes, norm)
-    wide = re.fullmatch(r"wrn_(\d+)_(\d+)", model.name)
+    wide = _WIDE.fullmatch(model.name)
     if wide is None:
         near = _nearest(model.name)
         hint = f"did you mean {near!r}? " if near else ""
         raise ConfigError(
             f"model.name={model.name!r} is unknown; {hint}"
-            f"Valid: {', '.join(list_models())}, any wrn_<depth>_<width>, or torchvision/<name>"
+            f"Valid: {', '.join((*list_models(), *_REGISTERED))}, any wrn_<depth>_<width>, "
+            "torchvision/<name>, or package.module.function for a network of your own (a name of "
+            "register_model holds in the process that registered it)"
         )
     depth, width = int(wide[1]), int(wide[2])
     if depth < 10 or (depth - 4) % 6 or width < 1:
@@ -99,6 +155,30 @@ def _construct(model: ModelConfig, num_classes: int, image_size: int) -> nn.Modu
         )
     norm = _norm(model, "leaky_relu", wideresnet.BN_MOMENTUM)
     return wideresnet.WideResNet(depth, width, num_classes, norm, model.skip_quirk)
+
+
+def _build_own(builder: ModelBuilder, source: str, num_classes: int, image_size: int) -> nn.Module:
+    """A stranger's network, tried on two images.
+
+    Raises:
+        UserError: it cannot be called so, is no module, or does not give logits [N, K].
+    """
+    try:
+        inspect.signature(builder).bind(num_classes=num_classes, image_size=image_size)
+    except (TypeError, ValueError):
+        raise UserError(
+            f"{source}: it cannot be called as builder(num_classes=K, image_size=S)"
+        ) from None
+    network = builder(num_classes=num_classes, image_size=image_size)
+    if not isinstance(network, nn.Module):
+        raise UserError(f"{source}: the builder returned {type(network).__name__}, not a module")
+    network.eval()  # batch norm stays as it is
+    with torch.no_grad():
+        logits = network(torch.zeros(2, 3, image_size, image_size))
+    if not isinstance(logits, torch.Tensor) or logits.shape != (2, num_classes):
+        got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise UserError(f"{source}: two images gave {got}, expected logits [2, {num_classes}]")
+    return network.train()
 
 
 def _norm(model: ModelConfig, activation: Activation, momentum: float) -> MakeNorm:
@@ -119,5 +199,5 @@ def _nearest(name: str) -> str | None:
             return PREFIX + short
     except UserError:  # not installed, and not what is wrong here
         pass
-    close = difflib.get_close_matches(short, list_models(), n=1)
+    close = difflib.get_close_matches(short, (*list_models(), *_REGISTERED), n=1)
     return close[0] if close else None

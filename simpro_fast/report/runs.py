@@ -16,7 +16,6 @@ from simpro_fast.config.smoke import FOLDER as SMOKE_FOLDER
 from simpro_fast.errors import UserError
 from simpro_fast.printable import printables
 from simpro_fast.utils.atomic_write import read_json
-from simpro_fast.utils.file_lock import is_locked, run_lock
 
 # Keys without which there is nothing to show.
 NEEDED = {"name", "seed", "method", "steps", "top1", "per_class", "class_names", "pi_u"}
@@ -119,8 +118,9 @@ def load_run(run_dir: Path, summary: dict[str, Any] | None = None) -> Run:
     metrics = read_metrics(path) if path.exists() else []
     summary = _so_far(rest["config"], rest["split"], metrics)
     _check(summary, run_dir / "config.yaml")
-    steps = rest["config"].get("train", {}).get("steps", "?")
-    return Run(run_dir, summary, metrics, _state(run_dir, summary["steps"], steps), **rest)
+    steps = rest["config"].get("train", {}).get("steps")
+    place = f"step {summary['steps']:,}" + (f" of {steps:,}" if isinstance(steps, int) else "")
+    return Run(run_dir, summary, metrics, f"not finished, {place}", **rest)
 
 
 def _check(summary: dict[str, Any], path: Path) -> None:
@@ -164,21 +164,6 @@ def _so_far(
         "unlabeled_counts": unlabeled,
         "pi_u_true": [count / sum(unlabeled) for count in unlabeled] if unlabeled else None,
     }
-
-
-def _state(run_dir: Path, step: int, steps: int) -> str:
-    """What became of a run without summary.json."""
-    place = f"step {step:,} of {steps:,}" if isinstance(steps, int) else f"step {step:,}"
-    if is_locked(run_lock(run_dir)):
-        return f"running, {place}"
-    notes = sorted((run_dir / "failures").glob("rank*.json"))
-    for kind, words in (("preempted", "preempted"), ("interrupted", "interrupted"), ("", "failed")):
-        for path in notes:
-            note = _json(path)
-            if note.get("kind") == kind or not kind:
-                why = "" if kind else f": {note.get('message', '')}"
-                return f"{words} after {place}{why}"
-    return f"stopped at {place}"
 
 
 def _json(path: Path) -> dict[str, Any]:

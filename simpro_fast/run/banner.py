@@ -11,6 +11,7 @@ from simpro_fast.config import Config
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.models import PretrainedReport
+from simpro_fast.run.progress import clock
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ def announce(
         config.name,
         config.seed,
         config.method.name,
-        config.method.recipe,
+        config.method.variant,
         ranks.device.type,
         ranks.world_size,
         config.distributed.engine,
@@ -79,7 +80,20 @@ def announce(
         logger.warning("no test images: accuracy is not measured, top1 is null")
 
 
-def announce_dry_run(averages: dict[str, Any]) -> None:
-    """What one step gave; nothing was written."""
+def announce_dry_run(
+    averages: dict[str, Any], first: float, seconds: float, steps: int, tests: int
+) -> None:
+    """What some steps gave and took; nothing was written.
+
+    Args:
+        averages: of the first step.
+        first: seconds that it took. seconds: of a later step.
+        steps: of the whole run. tests: evaluations in it, which are not timed.
+    """
     shown = ", ".join(f"{k} {v:.4f}" for k, v in averages.items() if isinstance(v, float))
-    logger.info("dry run, one step: %s; nothing was written", shown)
+    logger.info("dry run, first step: %s; nothing was written", shown)
+    besides = f", besides {tests} evaluation(s)" if tests else ""
+    logger.info(
+        "%.3g s/step (the first took %.3g s): %d steps take about %s%s",
+        *(seconds, first, steps, clock(steps * seconds), besides),
+    )

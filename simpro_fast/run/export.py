@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import resource
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from simpro_fast.config import Config
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
 from simpro_fast.evaluation import Evaluation, many_medium_few
+from simpro_fast.inference.model_card import CARD, model_card
 from simpro_fast.inference.model_file import DESCRIPTION, WEIGHTS, ModelFile, shares
 from simpro_fast.report import write_report
 from simpro_fast.report.groups import group_runs
@@ -25,27 +26,11 @@ from simpro_fast.report.runs import load_run
 from simpro_fast.report.terminal import print_summary
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.pictures import confident_mistakes
-from simpro_fast.run.tensorboard import lacks
-from simpro_fast.utils.atomic_write import replacing, write_json
+from simpro_fast.utils.atomic_write import replacing, write_atomically, write_json
 from simpro_fast.utils.machine import machine_name
 from simpro_fast.utils.provenance import library_versions
 
 logger = logging.getLogger(__name__)
-
-
-def check_report_packages(config: Config) -> None:
-    """Find out before training, not after it, that figures cannot be drawn.
-
-    Raises:
-        UserError: naming the key, the package and the pip line.
-    """
-    for key, wanted, package in (
-        ("log.figures", config.log.figures, "matplotlib"),
-        ("log.figures", config.log.figures, "jinja2"),
-        ("log.tensorboard", config.log.tensorboard, "tensorboard"),
-    ):
-        if wanted and importlib.util.find_spec(package) is None:
-            raise lacks(key, package)
 
 
 def peak_memory_mib(device: torch.device) -> float:
@@ -98,26 +83,33 @@ def write_results(
     views: ViewsFigure | None,
     *,
     finished: bool,
-) -> None:
+) -> list[Path]:
     """The files of a trained run, and its table on the terminal.
 
     Args:
         views: None: no figures.
         finished: False leaves summary.json out, so that the next start goes on.
+
+    Returns:
+        the figures, PNG files.
     """
-    export_model(run, trained, weights)
+    file = export_model(run, trained, weights)
+    write_atomically(run.path / CARD, model_card(file, summary, trained.dataset.name))
     print_summary(summary)
+    written: list[Path] = []
     if views is not None:
         folder = run.path / FOLDER
         save_views(views, folder)
         if trained.evaluation is not None:
             mistakes = confident_mistakes(trained.evaluation, trained.dataset, trained.split)
             save_mistakes(mistakes, folder)
-        for path in write_report(group_runs([load_run(run.path, summary)]), folder):
-            logger.info("report %s", path)
+        written = write_report(group_runs([load_run(run.path, summary)]), folder)
+    for path in written:
+        logger.info("report %s", path)
     if finished:  # last, since the presence of the file says so
         write_json(run.summary, summary)
         logger.info("summary %s", run.summary)
+    return [path for path in written if path.suffix == ".png"]
 
 
 def summarise(trained: TrainedRun) -> dict[str, Any]:
@@ -153,7 +145,7 @@ def summarise(trained: TrainedRun) -> dict[str, Any]:
     }
 
 
-def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tensor]) -> None:
+def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tensor]) -> ModelFile:
     """`model.safetensors` and `model.json`: the EMA weights, float32, and what using them needs."""
     config, dataset = trained.config, trained.dataset
     saved = {
@@ -162,7 +154,7 @@ def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tens
     }
     with replacing(run.path / WEIGHTS) as file:
         file.write(save(saved))
-    ModelFile(
+    description = ModelFile(
         model=config.model,
         method=config.method.name,
         class_names=dataset.class_names,
@@ -176,4 +168,6 @@ def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tens
         step=trained.step,
         commit=trained.commit,
         versions={"simpro_fast": version("simpro_fast"), **library_versions()},
-    ).write(run.path / DESCRIPTION)
+    )
+    description.write(run.path / DESCRIPTION)
+    return description

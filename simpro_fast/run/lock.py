@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import PeerError, UserError
-from simpro_fast.utils.file_lock import locked, run_lock
+from simpro_fast.utils.file_lock import locked
 from simpro_fast.utils.machine import host_name
+
+_CURE = "check output_dir and its permissions"
+
+
+def lock_path(run_dir: Path) -> Path:
+    """Beside the run directory, which a smoke run empties and a user may move away."""
+    return run_dir.with_name(f".{run_dir.name}.lock")
 
 
 class RunLock:
     """Holds a run directory for one launch, on rank 0.
 
     Two locks of the operating system, both freed by the death of the process: on the file
-    `run_lock`, which holds the name of the holder, and on the run directory itself, so that the
+    `lock_path`, which holds the name of the holder, and on the run directory itself, so that the
     file may be deleted.
     """
 
@@ -32,10 +41,22 @@ class RunLock:
                 cannot be written.
             PeerError: on the other ranks then.
         """
+        self._on_main(self._take)
+
+    def probe(self) -> None:
+        """Refuse a folder that cannot be written, as `take` does, and leave nothing behind.
+
+        Raises:
+            UserError: on rank 0, the folder cannot be written.
+            PeerError: on the other ranks then.
+        """
+        self._on_main(self._probe)
+
+    def _on_main(self, act: Callable[[], None]) -> None:
         refusal: UserError | None = None
         if self._ranks.is_main:
             try:
-                self._take()
+                act()
             except UserError as error:
                 refusal = error
         told = self._ranks.gather_bytes(str(refusal or "").encode())[0]
@@ -48,8 +69,18 @@ class RunLock:
         """Harmless without a lock. A run directory that stayed empty goes."""
         self._held.close()
 
+    def _probe(self) -> None:
+        """In the folder that the missing ones would be made in, by a file without a name."""
+        places = (self._run_dir, *self._run_dir.parents)
+        folder = next((place for place in places if os.path.lexists(place)), Path())
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written ({error.strerror}); {_CURE}") from None
+
     def _take(self) -> None:
-        path, cure = run_lock(self._run_dir), "check output_dir and its permissions"
+        path, cure = lock_path(self._run_dir), _CURE
         with ExitStack() as stack:
             try:
                 stack.enter_context(locked(path, cure, wait=False))

@@ -20,13 +20,20 @@ class Progress:
         mode: `auto` (live where `stream` is a terminal), `on` (live), `off` (nothing).
         total: steps of the whole run.
         views_per_step: over all ranks.
+        stream: None: stdout as it is now.
     """
 
     def __init__(
-        self, mode: str, total: int, views_per_step: int, *, main: bool, stream: TextIO = sys.stdout
+        self,
+        mode: str,
+        total: int,
+        views_per_step: int,
+        *,
+        main: bool,
+        stream: TextIO | None = None,
     ) -> None:
-        self._stream = stream
-        self._live = mode == "on" or (mode == "auto" and stream.isatty())
+        self._stream = sys.stdout if stream is None else stream
+        self._live = mode == "on" or (mode == "auto" and self._stream.isatty())
         self._enabled = main and mode != "off"
         self._total = total
         self._views_per_step = views_per_step
@@ -43,8 +50,15 @@ class Progress:
         now = time.perf_counter()
         return self._enabled and self._live and now - self._shown >= REFRESH_SECONDS
 
-    def show(self, step: int, loss: float, mask_rate: float, kl_pi_u: float | None) -> None:
-        """Draw the state after `step` steps."""
+    def show(
+        self,
+        step: int,
+        loss: float,
+        mask_rate: float,
+        kl_pi_u: float | None,
+        top1: float | None = None,
+    ) -> None:
+        """Draw the state after `step` steps; `top1` is that of the last evaluation, in percent."""
         if not self._enabled:
             return
         self._shown = now = time.perf_counter()
@@ -54,9 +68,10 @@ class Progress:
         rate = f"{done * self._views_per_step / seconds:,.0f}" if done and seconds else "-"
         eta = clock((self._total - step) * seconds / done) if done else "-"
         distance = f"  KL(pi_u) {kl_pi_u:.3f}" if kl_pi_u is not None else ""
+        accuracy = f"  top-1 {top1:.1f} %" if top1 is not None else ""
         text = (
             f"step {step:>{len(str(self._total))}}/{self._total}  {rate} images/s  ETA {eta}  "
-            f"loss {loss:.3f}  mask {mask_rate:.2f}{distance}"
+            f"loss {loss:.3f}  mask {mask_rate:.2f}{distance}{accuracy}"
         )
         if self._live:  # a line that breaks could not be written over
             text = text[: shutil.get_terminal_size().columns - 1]

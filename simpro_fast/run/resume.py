@@ -11,6 +11,7 @@ from torch import Tensor
 
 from simpro_fast.config import Config, flatten, load_config, parse_config
 from simpro_fast.config.bounds import shown
+from simpro_fast.config.methods import method_entry
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
@@ -95,12 +96,27 @@ def check_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def _saved_config(state: dict[str, Any]) -> Config:
-    """The configuration in a checkpoint, without keys of earlier versions that changed nothing."""
+    """The configuration in a checkpoint, keys of earlier versions as they are called now."""
     tree = {k: dict(v) if isinstance(v, dict) else v for k, v in state["config"].items()}
     for section, key in RETIRED_KEYS:
         if isinstance(tree.get(section), dict):
             tree[section].pop(key, None)
+    method = tree.get("method")
+    if isinstance(method, dict):
+        if "recipe" in method:
+            _split_method_keys(method)
+        method_entry(str(method.get("name")), may_import=False)
     return parse_config(tree)
+
+
+def _split_method_keys(method: dict[str, Any]) -> None:
+    """A method section of before methods had keys of their own, where some meant nothing."""
+    method["variant"] = method.pop("recipe")
+    if method.get("hard") is None:
+        method.pop("hard", None)
+    if method.get("name") == "fixmatch":
+        for key in ("tau", "adjust_pseudo_labels", "adjust_loss"):
+            method.pop(key, None)
 
 
 def load_state(
@@ -194,18 +210,18 @@ def check_same_run(
         )
 
 
-def is_finished(config: Config, ranks: Ranks) -> bool:
-    """Whether `resume=auto` finds a run that has reached `train.steps`; says so.
+def finished_summary(config: Config) -> dict[str, Any] | None:
+    """The summary of a run that has reached `train.steps`, where `resume=auto` finds it.
 
     Raises:
         ConfigError: it has, but with another configuration.
     """
     if config.checkpoint.resume != "auto":
-        return False
+        return None
     run = RunDirectory(config.run_dir)
     summary = run.read_summary()
     if summary is None or summary["steps"] < config.train.steps:
-        return False
+        return None
     saved = run.path / "config.yaml"
     try:
         before = load_config(saved)
@@ -213,21 +229,28 @@ def is_finished(config: Config, ranks: Ranks) -> bool:
         logger.warning("%s: its configuration is not compared", error, extra=FOUND_BY_ALL)
     else:
         _refuse_changes(run.path, before, config)
-    if ranks.is_main:
+    return summary
+
+
+def is_finished(config: Config, ranks: Ranks) -> bool:
+    """Whether there is nothing to train any more; says so. Raises as `finished_summary`."""
+    summary = finished_summary(config)
+    if summary is not None and ranks.is_main:
         top1 = summary["top1"]
         measured = "nothing measured" if top1 is None else f"top-1 {top1:.2f} %"
-        logger.info("%s is finished: %d steps, %s", run.path, summary["steps"], measured)
-    return True
+        logger.info("%s is finished: %d steps, %s", config.run_dir, summary["steps"], measured)
+    return summary is not None
 
 
 def _refuse_changes(path: Path, before: Config, now: Config) -> None:
     """What may change stands beside each key, and in the table of docs/survival.md."""
-    old, new, changes = flatten(before), flatten(now), Config.changes()
+    old, new, changes = flatten(before), flatten(now), type(now).changes()
     if None in (before.model.weights, now.model.weights):
         changes["model.weights"] = "training"  # there is no content to compare
 
     def listed(what: str) -> str:
-        keys = [k for k in new if new[k] != old[k] and changes[k] == what]
+        # Options of another method go with its name.
+        keys = [k for k in new if k in old and new[k] != old[k] and changes[k] == what]
         return ", ".join(f"{k}: {shown(old[k])} -> {shown(new[k])}" for k in keys)
 
     if refused := listed("training"):

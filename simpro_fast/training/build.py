@@ -13,19 +13,35 @@ from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.engine.base import views_dtype, weight_dtype
 from simpro_fast.engine.compile import compile_method, require_compiler
-from simpro_fast.methods import build_method, resolve_alpha
-from simpro_fast.methods.base import PseudoLabelMethod
+from simpro_fast.errors import ConfigError
+from simpro_fast.methods import Method, Needs, Setting, build_method, method_class, resolve_alpha
 from simpro_fast.models import (
     PretrainedReport,
     build_model,
     convert_sync_batch_norm,
+    head_of,
     load_pretrained,
 )
 from simpro_fast.utils.machine import cpu_cores
 
 
+def needs_of(config: Config) -> Needs:
+    """What the configured method asks for.
+
+    Raises:
+        ConfigError: the method is none, or cannot be trained as `train` says.
+    """
+    needs = method_class(config.method).needs(config.method)
+    if config.train.strong_forward == "confident" and not needs.confident:
+        raise ConfigError(
+            f"train.strong_forward=confident leaves out strong views that "
+            f"method.name={config.method.name} looks at; set train.strong_forward=all"
+        )
+    return needs
+
+
 def build_student(
-    config: Config, dataset: ArrayDataset, ranks: Ranks, *, fresh: bool
+    config: Config, dataset: ArrayDataset, ranks: Ranks, needs: Needs, *, fresh: bool
 ) -> tuple[nn.Module, PretrainedReport | None]:
     """The network on the ranks' device, equal on all of them, and what `model.weights` filled.
 
@@ -33,7 +49,13 @@ def build_student(
         fresh: False leaves `model.weights` alone, since a checkpoint holds the weights itself.
     """
     model: nn.Module = build_model(
-        config.model, dataset.num_classes, dataset.image_size, seed=config.seed
+        config.model,
+        dataset.num_classes,
+        dataset.image_size,
+        seed=config.seed,
+        heads=needs.heads,
+        branches=needs.branches,
+        hand_on=bool(needs.features or needs.teacher or needs.head),
     )
     pretrained: PretrainedReport | None = None
     if fresh and config.model.weights is not None:
@@ -46,7 +68,9 @@ def build_student(
     return model, pretrained
 
 
-def build_method_for(config: Config, split: Split, ranks: Ranks) -> tuple[PseudoLabelMethod, float]:
+def build_method_for(
+    config: Config, split: Split, dataset: ArrayDataset, model: nn.Module, ranks: Ranks
+) -> tuple[Method, float]:
     """The method with the labeled counts of the split, and its resolved `method.alpha`.
 
     Raises:
@@ -56,9 +80,21 @@ def build_method_for(config: Config, split: Split, ranks: Ranks) -> tuple[Pseudo
         require_compiler("method.impl=compile", "method.impl=auto", ranks.device)
     sizes = len(split.labeled), len(split.unlabeled)
     alpha = resolve_alpha(config.method, *sizes, config.data.batch_size, config.data.mu)
-    method = build_method(
-        config.method, split.labeled_counts, alpha=alpha, strong_views=config.strong_views
-    ).to(ranks.device)
+    head = head_of(model)
+    setting = Setting(
+        labeled_counts=split.labeled_counts,
+        num_unlabeled=len(split.unlabeled),
+        strong_views=config.strong_views,
+        labeled_views=config.labeled_views,
+        alpha=alpha,
+        features=head.in_features if isinstance(head, nn.Linear) else 0,
+        batch_size=config.data.batch_size,
+        mu=config.data.mu,
+        period=config.train.period,
+        periods=config.train.steps // config.train.period,
+        image_size=dataset.image_size,
+    )
+    method = build_method(config.method, setting).to(ranks.device)
     compile_method(method, config)
     return method, alpha
 

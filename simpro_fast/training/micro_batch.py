@@ -25,20 +25,19 @@ def split_batch(batch: Batch, layout: BatchLayout, parts: int) -> Iterator[Batch
     small = layout.part(parts)
     for part in range(parts):
         blocks, first = [], 0
-        for images, size, views in (
+        for count, size, views in (
             (layout.labeled, small.labeled, layout.labeled_views),
             (layout.unlabeled, small.unlabeled, 1 + layout.strong_views),
         ):
             for _ in range(views):  # view-major: each view has a block of all images
                 start = first + part * size
                 blocks.append(batch.views[start : start + size])
-                first += images
-        yield Batch(
-            step=batch.step,
-            views=torch.cat(blocks),
-            targets=batch.targets[part * small.labeled : (part + 1) * small.labeled],
-            truth=batch.truth[part * small.unlabeled : (part + 1) * small.unlabeled],
-        )
+                first += count
+        sizes = {"labeled": small.labeled, "unlabeled": small.unlabeled}
+        images = {kind: slice(part * size, (part + 1) * size) for kind, size in sizes.items()}
+        of_images = {name: t[images[kind]] for name, (kind, t) in batch.by_image().items()}
+        truth = batch.truth[images["unlabeled"]]
+        yield Batch(step=batch.step, views=torch.cat(blocks), truth=truth, **of_images)
 
 
 def join_outputs(outputs: list[MethodOutput]) -> MethodOutput:

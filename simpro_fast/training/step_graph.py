@@ -55,6 +55,9 @@ class Recorder(Protocol):
     def replay(self) -> None:
         """Do what was recorded, on the current contents of the same memory."""
 
+    def forget(self) -> None:
+        """Drop what was recorded; another recording follows."""
+
 
 class CudaRecorder:
     """`torch.cuda.CUDAGraph` with the side stream that captures ask for."""
@@ -83,6 +86,9 @@ class CudaRecorder:
     def replay(self) -> None:
         self._graph.replay()
 
+    def forget(self) -> None:
+        self._graph.reset()
+
 
 class StepGraph:
     """Calls `learn` for the first steps, then replays a recording of it.
@@ -103,10 +109,10 @@ class StepGraph:
         """One step on this batch; the result is overwritten by the next call."""
         if self._static is None:
             self._static = Batch(
-                batch.step,
-                torch.empty_like(batch.views),
-                torch.empty_like(batch.targets),
-                batch.truth,  # diagnostics, which are no part of the step
+                step=batch.step,
+                views=torch.empty_like(batch.views),
+                truth=batch.truth,  # diagnostics, which are no part of the step
+                **{name: torch.empty_like(t) for name, (_, t) in batch.by_image().items()},
             )
             # float32 beside views that may come in bfloat16, where a decay of 0.999 would be 1.
             device = batch.views.device
@@ -114,7 +120,9 @@ class StepGraph:
                 torch.empty((), dtype=torch.float32, device=device) for _ in range(2)
             )
         self._static.views.copy_(batch.views)
-        self._static.targets.copy_(batch.targets)
+        given = batch.by_image()
+        for name, (_, static) in self._static.by_image().items():
+            static.copy_(given[name][1])
         self._lr.fill_(lr)
         self._decay.fill_(decay)
         if self._seen < WARM_UP:
@@ -124,6 +132,12 @@ class StepGraph:
             self._out = self._recorder.record(self._step)
         self._recorder.replay()
         return self._out
+
+    def forget(self) -> None:
+        """Record anew: another phase of the method, or other tensors behind the step."""
+        if self._out is not None:
+            self._recorder.forget()
+        self._out, self._seen = None, 0
 
     def _step(self) -> MethodOutput:
         assert self._static is not None

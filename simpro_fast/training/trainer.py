@@ -18,7 +18,6 @@ from simpro_fast.data.batch import Batch, Loader, rank_layout
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.loader import build_loader
-from simpro_fast.data.sampling.labeled_order import LabeledDraws
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import Split, save_split
 from simpro_fast.distributed.process_group import Ranks
@@ -29,13 +28,12 @@ from simpro_fast.evaluation import Evaluation, kl_divergence
 from simpro_fast.fault_tolerance.stop_requests import Preempted
 from simpro_fast.fault_tolerance.watchdog import Watchdog
 from simpro_fast.methods import MethodOutput
-from simpro_fast.methods.priors import COUNTS
 from simpro_fast.models import (
     ModelEMA,
     average_buffers,
     first_rank_buffers,
 )
-from simpro_fast.run.banner import announce, announce_dry_run
+from simpro_fast.run.banner import announce
 from simpro_fast.run.checkpoint import save_on_main
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.export import (
@@ -45,14 +43,23 @@ from simpro_fast.run.export import (
     unsaved_end,
     write_results,
 )
+from simpro_fast.run.loggers.base import Loggers
+from simpro_fast.run.loggers.build import start_loggers
 from simpro_fast.run.pictures import views_figure
 from simpro_fast.run.progress import Progress
 from simpro_fast.run.resume import agreed_fingerprint, find_state, load_state
-from simpro_fast.run.tensorboard import TensorBoardLog
-from simpro_fast.training.build import build_loader_for, build_method_for, build_student
+from simpro_fast.training.build import (
+    build_loader_for,
+    build_method_for,
+    build_student,
+    needs_of,
+)
 from simpro_fast.training.evaluate import evaluate_split
+from simpro_fast.training.method_inputs import MethodInputs, with_uniforms
 from simpro_fast.training.metrics import Meter, Stopwatch, ThresholdWatch, step_profiler
 from simpro_fast.training.micro_batch import join_outputs, split_batch
+from simpro_fast.training.phases import Labeled, Phases
+from simpro_fast.training.predictor import Predictor
 from simpro_fast.training.state import History, gather_counts, scatter_counts
 from simpro_fast.training.step_graph import build_step_graph
 from simpro_fast.training.step_guard import (
@@ -61,7 +68,6 @@ from simpro_fast.training.step_guard import (
     non_finite_part,
     refuse_non_finite,
 )
-from simpro_fast.training.view_forward import ViewForward
 from simpro_fast.utils.provenance import git_commit
 
 logger = logging.getLogger(__name__)
@@ -94,12 +100,8 @@ class Trainer:
         self.commit = git_commit()  # now: the tree may change while the run goes on
         self.dataset: ArrayDataset = load_dataset(config.data)
         self.split: Split = make_split(config.data, self.dataset, config.seed)
-        self.labeled_draws = LabeledDraws(
-            config.data,
-            self.dataset.labels[self.split.labeled],
-            self.dataset.num_classes,
-            config.seed,
-        )
+        self.labeled = Labeled(config, self.dataset, self.split)
+        self._make_loader = make_loader
         self.fingerprint = agreed_fingerprint(self.dataset, self.split, ranks)
         found = find_state(config, self.run, self.fingerprint, ranks) if write else None
         self._build_training(fresh=found is None)
@@ -108,14 +110,12 @@ class Trainer:
         self.history = History()
         self.last_evaluation: Evaluation | None = None
         self.stopwatch = Stopwatch()
-        self.tensorboard = TensorBoardLog(None)
+        self.loggers = Loggers()
         checkpoint = None
         if found is not None:
             load = self.load_state_dict
             checkpoint = load_state(found, load, config, self.fingerprint, ranks)
-        self.loader = build_loader_for(
-            config, self.dataset, self.split, ranks, start_step=self.step, make_loader=make_loader
-        )
+        self.loader = self._build_loader()
         if write:
             self._start_run(checkpoint)
         self.progress = Progress(
@@ -125,26 +125,29 @@ class Trainer:
     def train_step(self) -> None:
         """One iteration of Algorithm 1 on this rank's share of the global batch.
 
-        The views go through the network as `ViewForward` says; the E step (pseudo-labels from the
-        Bayes classifier with pi_u), the losses adjusted with phi and the class mass for the M step
-        are the method's.
+        The views go through the network as `ViewForward` says; `inputs` adds what else the method
+        asks for. The E step (pseudo-labels from the Bayes classifier with pi_u), the losses
+        adjusted with phi and the class mass for the M step are the method's.
         """
         step, config = self.step, self.config
+        self._follow_phase()
         self.stopwatch.start()
         batch = self.loader.next(step)
+        batch = with_uniforms(batch, self.needs.uniforms, config.seed, self.layout, self.ranks)
         self.stopwatch.data_arrived()
 
-        lr, decay = learning_rate(config.optim, step, config.train.steps), self.ema.decay_at(step)
+        since, length = self.phases.course(step)
+        lr, decay = learning_rate(config.optim, since, length), self.ema.decay_at(since)
         if self.step_graph is None:
             out = self.learn(batch, lr, decay)
         else:
             out = self.step_graph(batch, lr, decay)
             self.guard.watch(out.loss, step)
+        self.method.end_step(step)
         self.meter.add(out, batch.truth)
         self.step = step + 1
         if self.progress.due():
-            loss, mask_rate = float(out.loss.detach()), float(out.mask_rate)
-            self.progress.show(self.step, loss, mask_rate, self.kl_pi_u())
+            self._show_progress(float(out.loss.detach()), float(out.mask_rate))
         self.stopwatch.stop()
 
     def learn(self, batch: Batch, lr: float | Tensor, decay: float | Tensor) -> MethodOutput:
@@ -155,8 +158,7 @@ class Trainer:
         """
         outputs: list[MethodOutput] = []
         for micro in split_batch(batch, self.layout, self.micro_batches):
-            logits_labeled, logits_weak, logits_strong = self.forward(micro.views)
-            part = self.method(logits_labeled, micro.targets, logits_weak, logits_strong)
+            part = self.method(**self.inputs(micro))
             outputs.append(part)
             if len(outputs) == self.micro_batches:
                 out = join_outputs(outputs)
@@ -180,7 +182,7 @@ class Trainer:
             Preempted: some rank was asked to stop; all ranks raise it after the same step.
         """
         config, started, watchdog = self.config, time.perf_counter(), self.watchdog
-        self._announce()
+        self.announce()
         trace = self.run.path / "trace.json" if self._writes and config.train.profile else None
         seconds_before = self.history.seconds
         self.progress.begin(self.step)
@@ -226,7 +228,7 @@ class Trainer:
             phi=self.method.phi.tolist(),
             loss_tau=self.method.loss_tau,
             kl_pi_u=self.kl_pi_u(),
-            labeled_draws=self.labeled_draws.counts(0, self.step),
+            labeled_draws=self.labeled.draws(self.labeled.since, self.step),
             images_replaced=int(self.ranks.sum(replaced.to(self.ranks.device)).item()),
             commit=self.commit,
         )
@@ -236,23 +238,18 @@ class Trainer:
             if self.config.log.figures:
                 batch, draws = self.loader.next(self.step), self.loader.describe(self.step)
                 views = views_figure(batch, draws, self.layout, self.dataset)
-            write_results(
-                self.run, trained, summary, self.ema.state_dict(), views, finished=self._saved
+            figures = write_results(
+                self.run, trained, summary, self.predictor.state_dict(), views, finished=self._saved
             )
+            self.loggers.figures(figures, self.step)
+            self.loggers.close(self.step, finished=self._saved)
         self.ranks.barrier()
         if self.write and not self._saved:
             raise (UserError if self.ranks.is_main else PeerError)(unsaved_end(self.step))
         return summary
 
-    def dry_run(self) -> None:
-        """One step, and what it gave; nothing is written."""
-        self._announce()
-        self.train_step()
-        averages = self.meter.finish(self.ranks)
-        if self.ranks.is_main:
-            announce_dry_run(averages)
-
-    def _announce(self) -> None:
+    def announce(self) -> None:
+        """Device, ranks, batches and split, on rank 0."""
         announce(
             self.config,
             self.ranks,
@@ -267,7 +264,7 @@ class Trainer:
         self.guard.settle()
         config, row = self.config, self.meter.finish(self.ranks)
         if self.step % config.train.period == 0:
-            self.method.update_priors()
+            self.method.end_period()
         evaluation = None
         if last or self.step % (config.train.period * config.evaluate.every) == 0:
             self.last_evaluation = evaluation = self.evaluate()
@@ -278,11 +275,9 @@ class Trainer:
         metrics = {
             "step": self.step,
             "period": period,
-            "lr": learning_rate(config.optim, self.step - 1, config.train.steps),
+            "lr": learning_rate(config.optim, *self.phases.course(self.step - 1)),
             **row,
-            "labeled_draws": self.labeled_draws.counts(
-                (period - 1) * config.train.period, self.step
-            ),
+            "labeled_draws": self.labeled.draws((period - 1) * config.train.period, self.step),
             "pi_u": self.method.normalised_pi_u().tolist(),
             "phi": self.method.phi.tolist(),
             "kl_pi_u": kl_pi_u,
@@ -295,14 +290,19 @@ class Trainer:
         }
         self.stopwatch = Stopwatch()
         self.threshold_watch.period(row["mask_rate"])
-        self.progress.show(self.step, row["loss"] or 0.0, row["mask_rate"] or 0.0, kl_pi_u)
+        self._show_progress(row["loss"] or 0.0, row["mask_rate"] or 0.0)
         if self._writes:
             self.run.append_metrics(metrics, config.checkpoint.on_error)
-            self.tensorboard.write(metrics)
+            self.loggers.write(metrics)
+
+    def _show_progress(self, loss: float, mask_rate: float) -> None:
+        top1 = self.history.top1[-1] if self.history.top1 else None
+        self.progress.show(self.step, loss, mask_rate, self.kl_pi_u(), top1)
 
     def _build_training(self, *, fresh: bool) -> None:
         config, ranks = self.config, self.ranks
-        model, self.pretrained = build_student(config, self.dataset, ranks, fresh=fresh)
+        self.needs = needs_of(config)
+        model, self.pretrained = build_student(config, self.dataset, ranks, self.needs, fresh=fresh)
         if self.pretrained is not None:
             self.fingerprint["weights"] = self.pretrained.sha256
         self.share_buffers = {"average_buffers": average_buffers, False: first_rank_buffers}.get(
@@ -311,7 +311,8 @@ class Trainer:
         self.ema = ModelEMA(model, config.train.ema_decay, warmup=config.train.ema_warmup)
         self.engine = build_engine(config, model, ranks)
         self.model = self.engine.module
-        self.method, self.alpha = build_method_for(config, self.split, ranks)
+        self.method, self.alpha = build_method_for(config, self.split, self.dataset, model, ranks)
+        self.predictor = Predictor(self.method, self.ema.module)
         self.layout = rank_layout(
             config.data,
             labeled_views=config.labeled_views,
@@ -320,8 +321,19 @@ class Trainer:
         )
         self.views_per_step = self.layout.rows * ranks.world_size
         self.micro_batches = config.micro_batches(ranks.world_size)
-        rows = self.layout.part(self.micro_batches).rows_by_kind
-        self.forward = ViewForward(self.engine, self.method, rows, config.train)
+        self.phases = Phases(
+            *(config, self.dataset, ranks, self.needs, self.method, self.engine, self.ema),
+            *(self.predictor, self.labeled),
+        )
+        self.inputs = MethodInputs(
+            self.needs,
+            self.engine,
+            self.method,
+            self.ema.module,
+            self.layout.part(self.micro_batches),
+            config,
+            self.dataset.image_size,
+        )
         self.step_graph = build_step_graph(config, ranks, self.learn)
         self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
         self.meter = Meter(ranks.device, self.dataset.num_classes)
@@ -337,17 +349,39 @@ class Trainer:
             else:
                 run.go_on(config, self.ranks, facts, checkpoint, self.step)
             save_split(self.split, run.path, self.dataset)
-            if config.log.tensorboard:
-                self.tensorboard = TensorBoardLog(run.path, purge_step=self.step)
+            names, fresh = self.dataset.class_names, checkpoint is None
+            self.loggers = start_loggers(config, run.path, names, self.step, fresh=fresh)
         self.ranks.barrier()
 
     def evaluate(self) -> Evaluation | None:
-        """Top-1 of the EMA model on the test set: argmax f(x), no adjustment (the paper's rule).
+        """Top-1 of the EMA model on the test set by the method's rule (SimPro: argmax f(x)).
 
         None where there is no test set, as with own images without val.
         """
-        size = self.config.evaluate.batch_size
-        return evaluate_split(self.ema.module, self.dataset, self.split, self.ranks, size)
+        size, network = self.config.evaluate.batch_size, self.predictor.network()
+        return evaluate_split(network, self.dataset, self.split, self.ranks, size)
+
+    def _build_loader(self) -> Loader:
+        return build_loader_for(
+            self.config,
+            self.dataset,
+            self.labeled.split,
+            self.ranks,
+            start_step=self.step,
+            make_loader=self._make_loader,
+        )
+
+    def _follow_phase(self) -> None:
+        """Before the first step of a new phase: what the method does there, and asks for."""
+        if (phase := self.phases.due(self.step)) is None:
+            return
+        with self.watchdog.phase("a new phase of the method"):
+            self.guard.settle()
+            if self.phases.enter(phase, self.step):
+                self.loader.close()
+                self.loader = self._build_loader()
+        if self.step_graph is not None:
+            self.step_graph.forget()
 
     def kl_pi_u(self) -> float | None:
         """KL(true unlabeled distribution || estimate) in nats; None where the truth is unknown."""
@@ -363,8 +397,13 @@ class Trainer:
             "step": self.step,
             **self.engine.save(),
             "ema": self.ema.state_dict(),
-            "method": {k: v for k, v in self.method.state_dict().items() if k not in COUNTS},
+            "method": {
+                k: v
+                for k, v in self.method.state_dict().items()
+                if k not in self.method.rank_counts
+            },
             "accumulators": gather_counts(self._counts(), self.ranks),
+            **self.phases.state(),
             "top1": self.history.top1,
             "seconds": self.history.seconds,
             "fingerprint": self.fingerprint,
@@ -382,8 +421,9 @@ class Trainer:
             raise UserError(f"a weight ({part}) is not finite")
         self.engine.load({"model": state["model"], "optimizer": state["optimizer"]})
         self.ema.load_state_dict(state["ema"])
-        counts = {name: getattr(self.method, name) for name in COUNTS}
+        counts = {name: getattr(self.method, name) for name in self.method.rank_counts}
         self.method.load_state_dict({**counts, **state["method"]})
+        self.phases.load(state)
         scatter_counts(state["accumulators"], self._counts(), self.ranks)
         self.fingerprint = {**state["fingerprint"], **self.fingerprint}
         self.step = state["step"]
@@ -391,7 +431,7 @@ class Trainer:
 
     def _counts(self) -> list[Tensor]:
         """What this rank has counted since the last update of the priors, float64 vectors."""
-        counts = [getattr(self.method, name) for name in COUNTS]
+        counts = (getattr(self.method, name) for name in self.method.rank_counts)
         return [*counts, self.meter.sums, self.meter.class_sums]
 
     def save(self) -> int | None:
@@ -427,4 +467,4 @@ class Trainer:
         """Free the pipeline; harmless when repeated."""
         self.progress.close()
         self.loader.close()
-        self.tensorboard.close()
+        self.loggers.close(self.step, finished=False)

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from simpro_fast.config.schema import TrainConfig
 from simpro_fast.engine.base import Engine
-from simpro_fast.methods.base import PseudoLabelMethod
+from simpro_fast.methods import Method
 
 
 class ViewForward:
@@ -45,7 +45,7 @@ class ViewForward:
     def __init__(
         self,
         engine: Engine,
-        method: PseudoLabelMethod,
+        method: Method,
         rows: list[int],
         train: TrainConfig,
     ) -> None:
@@ -78,7 +78,7 @@ class ViewForward:
             logits = self._engine.forward(trained)
         labeled, strong = logits[:num_labeled], logits[num_labeled:]
         if self._confident:
-            strong = strong.new_zeros(num_strong, strong.shape[1]).index_copy(0, chosen, strong)
+            strong = strong.new_zeros(num_strong, *strong.shape[1:]).index_copy(0, chosen, strong)
         return labeled, weak, strong
 
     def _confident_rows(self, logits_weak: Tensor) -> Tensor:

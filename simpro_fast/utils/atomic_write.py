@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -87,6 +88,20 @@ def words_of(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"{reason}; free some space or choose another folder"
     return f"{reason}; check the folder and its permissions"
+
+
+def check_writable(folder: Path) -> None:
+    """Make `folder` and find out before long work whether files can be written there.
+
+    Raises:
+        UserError: they cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"0")
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({words_of(error)})") from None
 
 
 def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:

@@ -47,25 +47,3 @@ def locked(path: Path, cure: str, *, folder: bool = False, wait: bool = True) ->
         yield
     finally:
         os.close(held)
-
-
-def is_locked(path: Path) -> bool:
-    """Whether a process holds `path`; False where it is missing or cannot be opened."""
-    try:
-        asked = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(asked, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return False
-    finally:
-        os.close(asked)
-    return False
-
-
-def run_lock(run_dir: Path) -> Path:
-    """Beside the run directory, which a smoke run empties and a user may move away."""
-    return run_dir.with_name(f".{run_dir.name}.lock")

@@ -7,6 +7,7 @@ import sys
 
 from simpro_fast.printable import printable
 
+LOGGERS = ("simpro_fast", "simpro_kernels")
 FOUND_BY_ALL = {"found_by_all": True}
 """`extra` of a warning that every rank finds out by itself: rank 0 alone shows it."""
 
@@ -24,7 +25,7 @@ def log_to_terminal(is_main: bool) -> None:
     handler.setFormatter(_OneLine())
     if not is_main:
         handler.addFilter(lambda record: not getattr(record, "found_by_all", False))
-    for name in ("simpro_fast", "simpro_kernels"):
+    for name in LOGGERS:
         ours = logging.getLogger(name)
         ours.setLevel(logging.INFO if is_main else logging.WARNING)
         ours.handlers = [handler]  # not one more for every run in the same process

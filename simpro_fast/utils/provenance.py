@@ -12,16 +12,14 @@ from pathlib import Path
 import simpro_kernels
 import torch
 
-import simpro_fast
-
 
 def source_digest() -> str:
     """sha256 over the names and bytes of all source files of simpro_fast and simpro_kernels."""
     digest = sha256()
-    for package in (simpro_fast, simpro_kernels):
-        root = Path(str(package.__file__)).parent
+    kernels = Path(str(simpro_kernels.__file__)).parent
+    for name, root in (("simpro_fast", Path(__file__).parents[1]), ("simpro_kernels", kernels)):
         for path in sorted(root.rglob("*.py")):
-            digest.update(f"{package.__name__}/{path.relative_to(root)}\0".encode())
+            digest.update(f"{name}/{path.relative_to(root)}\0".encode())
             digest.update(sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 

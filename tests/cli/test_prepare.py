@@ -235,6 +235,13 @@ def test_configuration_says_what_a_cpu_needs(root: Path) -> None:
     (line,) = re.findall(r"# the command: (.*)", (root / "own.yaml").read_text())
     config = load_config(root / "own.yaml", line.split())
     assert config.model.name == "small_cnn" and config.data.batch_size == 8
+    names = [load_config(root / "own.yaml").name, config.name]
+    assert run(root, "--pack=16", f"--init-config={root}/packed.yaml") == 0
+    (line,) = re.findall(r"# the command: (.*)", (root / "packed.yaml").read_text())
+    names += [load_config(root / "packed.yaml", of).name for of in ([], line.split())]
+    assert len(set(names)) == 4, "no variant stands in the way of another"
+    assert "  flip: true  # false for text, digits, left/right\n" in (root / "own.yaml").read_text()
+    assert config.data.flip is True
 
 
 def test_fingerprint_is_that_of_training(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

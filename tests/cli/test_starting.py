@@ -21,9 +21,8 @@ from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.errors import UserError
 from simpro_fast.fault_tolerance.early_signals import end_at_once
 from simpro_fast.fault_tolerance.stop_requests import StopRequests
-from simpro_fast.run.lock import RunLock
-from simpro_fast.run.tensorboard import TensorBoardLog
-from simpro_fast.utils.file_lock import run_lock
+from simpro_fast.run.lock import RunLock, lock_path
+from simpro_fast.run.loggers.tensorboard import TensorBoardLog
 from simpro_fast.utils.logs import FOUND_BY_ALL, log_to_terminal
 from tests.conftest import TRAIN
 from tests.distributed.command_ranks import CommandRanks
@@ -194,7 +193,7 @@ def test_unusable_tensorboard_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
 @contextmanager
 def _taken(run_dir: Path) -> Iterator[None]:
     """As by a start on another machine."""
-    path = run_lock(run_dir)
+    path = lock_path(run_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -234,8 +233,8 @@ def test_a_run_is_free_again_after_its_end(tiny: MakeConfig, tmp_path: Path) -> 
     (tmp_path / "config.yaml").write_text(dump_config(config))
     for _ in range(2):
         assert main(["--config", str(tmp_path / "config.yaml")]) == 0
-    assert f"process {os.getpid()} on " in run_lock(config.run_dir).read_text()
-    with run_lock(config.run_dir).open() as lock:
+    assert f"process {os.getpid()} on " in lock_path(config.run_dir).read_text()
+    with lock_path(config.run_dir).open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -245,7 +244,7 @@ def test_a_deleted_lock_file_frees_no_run(tiny: MakeConfig) -> None:
     ranks = start_ranks(config)
     holder, other = RunLock(config.run_dir, ranks), RunLock(config.run_dir, ranks)
     holder.take()
-    run_lock(config.run_dir).unlink()
+    lock_path(config.run_dir).unlink()
     for _ in range(2):
         with pytest.raises(UserError, match=rf"{config.run_dir} is in use: another process"):
             other.take()

@@ -98,7 +98,32 @@ def test_dry_run_writes_nothing(train_command: Run, config_file: Path, tmp_path:
     done = train_command("--config", str(config_file), "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "nothing was written" in done.stdout
+    assert re.search(
+        r"[\d.]+ s/step \(the first took .*\): 12 steps take about 0:\d\d", done.stdout
+    )
     assert {p.name for p in tmp_path.iterdir()} == {"tiny.yaml"}
+
+
+def test_dry_run_refuses_what_the_start_would_refuse(
+    train_command: Run, config_file: Path, tmp_path: Path
+) -> None:
+    """A folder that is a file, and a run of another configuration; what is there stays."""
+    command = ["--config", str(config_file), "train.steps=1", "train.period=1"]
+    (tmp_path / "taken").write_text("a file")
+    refusals = {}
+    for flags in ([], ["--dry-run"]):
+        done = train_command(*command, *flags, "output_dir=taken/runs")
+        assert done.returncode == 1 and "cannot be written (" in done.stderr, done.stderr
+        assert len(done.stderr.splitlines()) == 1 and "check output_dir" in done.stderr
+    assert train_command(*command).returncode == 0
+    run_dir = tmp_path / "runs/tiny/seed1"
+    before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")}
+    for flags in ([], ["--dry-run"]):
+        done = train_command(*command, *flags, "optim.lr=0.5", "train.steps=2")
+        assert done.returncode == 2, done.stderr
+        refusals[bool(flags)] = done.stderr.replace(run_dir.name, "")
+    assert refusals[True] == refusals[False] and "optim.lr: " in refusals[True]
+    assert {path: path.stat().st_mtime_ns for path in run_dir.rglob("*")} == before
 
 
 def test_print_config_can_be_trained_from(
@@ -143,7 +168,14 @@ def test_usage_errors(
     [
         ("--resume", "checkpoint.resume=auto|none|PATH"),
         ("--smok", "did you mean --smoke?"),
-        ("--epochs", "see --help"),
+        ("--frobnicate", "see --help"),
+        ("--epochs=3", "train.steps=3 (the papers' epoch is one period of train.period steps)"),
+        ("--name", "without dashes: name=..."),
+        ("--lr=0.1", "optim.lr=0.1"),
+        ("--batch-size", "data.batch_size=..."),
+        ("--tau=2", "method.tau=2"),
+        ("--gpus=4", "deepspeed --num_gpus N"),
+        ("--num_gpus=4", "belongs before launch/train.py"),
     ],
 )
 def test_only_near_flags_are_suggested(flag: str, hint: str) -> None:

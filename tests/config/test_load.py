@@ -172,6 +172,10 @@ LARGE = {
     "many wrong keys": ("name: t\n" + "".join(f"x{n}: 1\n" for n in range(5000)), "; and more$"),
     "many wrong values": (f"name: t\ndata: {{unlabeled: [{'1, ' * 5000}]}}\n", "unlabeled="),
     "an integer that is none": ("name: t\nseed: !!int x\n", "!!int is none"),
+    "a merge key": (
+        "name: t\ntrain: &t {steps: 3}\nmodel:\n  <<: *t\n",
+        r"line 4: merge keys \(<<\) are not read; write the keys out, or share them.*`base: FILE`",
+    ),
     "a date that is none": ("name: t\nseed: !!timestamp x\n", "which has no !tags"),
     "NUL": ('name: t\noutput_dir: "a\\0b"\n', "NUL"),
     "nobody's home": ("name: t\noutput_dir: ~nobody-of-this-name/x\n", "there is no user"),

@@ -70,7 +70,7 @@ def test_stl10_differs_from_cifar10_in_these_keys_only(gamma: int) -> None:
 def test_small_imagenet_recipe(name: str) -> None:
     config = load_config(name)
     method, data, optim, train = config.method, config.data, config.optim, config.train
-    assert (method.name, method.recipe, method.momentum) == ("simpro", "released", 0.9)
+    assert (method.name, method.variant, method.momentum) == ("simpro", "released", 0.9)
     assert (method.tau, method.threshold, method.alpha) == (1.0, 0.2, "auto")
     assert (data.batch_size, data.mu, data.cutout) == (32, 2, 16)
     assert (config.labeled_views, config.strong_views) == (2, 2)
@@ -108,7 +108,7 @@ def test_full_imagenet_differs_from_the_small_one_in_these_keys_only(classes: st
 def test_cifar_recipe(name: str) -> None:
     config = load_config(name)
     method, data, optim, train = config.method, config.data, config.optim, config.train
-    assert (method.name, method.recipe, method.momentum) == ("simpro", "released", 0.9)
+    assert (method.name, method.variant, method.momentum) == ("simpro", "released", 0.9)
     assert method.alpha == "auto" and method.alpha_max is None
     assert (data.batch_size, data.mu, data.cutout) == (64, 8, "auto")
     assert (config.labeled_views, config.strong_views) == (2, 2)

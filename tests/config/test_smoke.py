@@ -23,7 +23,7 @@ SIZE_KEYS = {
     *("train.steps", "train.period", "train.threads", "evaluate.every", "evaluate.batch_size"),
     *("data.batch_size", "data.mu", "data.labeled_max", "data.unlabeled_max", "data.image_size"),
     *("data.gamma_labeled", "data.total_max", "data.test_per_class"),
-    *("log.figures", "log.tensorboard", "name"),
+    *("log.figures", "log.tensorboard", "log.wandb", "log.mlflow", "name"),
 }
 
 

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from simpro_fast.cli import doctor
+from simpro_fast.cli import doctor, prepare
 from simpro_fast.config import load_config
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.doctor import data, examine, machine, ranks, speed
 from simpro_fast.doctor.table import Line, closing, merge, table
+from simpro_fast.training import dry_run
 from tests.conftest import ROOT
+from tests.data.image_folders import tidy
 from tests.processes import clean_environment, finish, free_port, script, start
 
 DOCTOR = str(ROOT / "launch" / "doctor.py")
@@ -32,7 +34,8 @@ CIFAR = ["data.name=cifar10", "data.image_size=null", "data.root=ROOT"]
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(speed, "SECONDS", 0.05)
+    for module in (speed, dry_run):
+        monkeypatch.setattr(module, "SECONDS", 0.05)
 
 
 def test_a_sound_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,6 +100,42 @@ def test_the_data_set_of_the_configuration(
     assert told.replace("ROOT", str(tmp_path)) in line.found and "\n" not in line.found
 
 
+def timed(arguments: list[str], tmp_path: Path) -> dict[str, str]:
+    target = tmp_path / "doctor.json"
+    doctor.main([*arguments, f"--output={tmp_path}/runs", f"--json={target}", PLAIN])
+    checks = json.loads(target.read_text())["checks"]
+    return {line["check"]: line["found"] for line in checks}
+
+
+def test_the_given_configuration_is_timed(tmp_path: Path) -> None:
+    """Its data, network and batch: own images from their files, or from the packed array."""
+    root = tidy(tmp_path / "photos", unlabeled=12)
+    prepared = [f"--labeled={root}/labeled", f"--unlabeled={root}/unlabeled", "--pack=16"]
+    prepared += [f"--output={root}/out", f"--init-config={root}/own.yaml", "--threads=2"]
+    assert prepare.main(prepared) == 0
+    small = ["model.name=small_cnn", "data.batch_size=4", "data.mu=3", "train.steps=700"]
+    given = [f"--config={root}/own.yaml", *small]
+    for changes, source in (([], "the packed images"), (["data.packed=null"], "the image files")):
+        found = timed([*given, *changes], tmp_path)
+        assert f"of 16 px from {source}" in found["views"]
+        assert found["training"].startswith(f"small_cnn on {source}, engine plain: loss ")
+        assert f"s/step of {4 * 2 + 4 * 3 * (1 + 2)} views, 700 steps in about" in found["training"]
+    (root / "unlabeled/003.jpg").unlink()
+    found = timed([*given, "data.packed=null"], tmp_path)
+    assert "003.jpg: unreadable" in found["data"]
+    assert "digits" in found["training"], "the machine is tried all the same"
+
+
+def test_a_set_that_is_not_read_is_timed_on_made_up_images(tmp_path: Path) -> None:
+    for part in ("train", "val"):
+        (tmp_path / part).mkdir()
+    changes = ["data.name=imagenet_1k", f"data.root={tmp_path}", "data.image_size=48"]
+    changes += ["data.test_per_class=null", "data.batch_size=2", "data.mu=2"]
+    found = timed([f"--config={examine.DEFAULT}", *changes], tmp_path)
+    assert "not read here" in found["data"] and "of 48 px from synthetic" in found["views"]
+    assert "synthetic, engine plain" in found["training"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [(["--cofnig", "x"], "--cofnig"), (["--config", "digits_lt/reversd"], "digits_lt/reversed")],
@@ -113,7 +152,8 @@ def test_two_ranks_whose_folder_is_not_shared(tmp_path: Path) -> None:
     for rank in range(2):
         env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
         env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        arguments = ["--output", str(tmp_path / f"disk{rank}"), PLAIN]
+        arguments = ["--output", str(tmp_path / f"disk{rank}"), PLAIN, "--config", examine.DEFAULT]
+        arguments += ["data.batch_size=8", "data.mu=2"]
         arguments += ["--json", str(tmp_path / "doctor.json")]
         environment, output = {**clean_environment(), **env}, tmp_path / f"rank{rank}"
         process = start(script, DOCTOR, arguments, environment=environment, output=output)
@@ -127,6 +167,7 @@ def test_two_ranks_whose_folder_is_not_shared(tmp_path: Path) -> None:
     assert "gloo" in found["links"] and "GB/s" in found["links"]
     assert "clocks differ by at most" in found["clocks"]
     assert "is not shared" in found["folder"]
+    assert "400 steps in about" in found["training"], "of the given configuration"
     assert done[1].stdout == "", "rank 0 speaks for all"
 
 

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simpro_fast import FixMatch, SimPro
-from simpro_fast.config.schema import MethodConfig
+from simpro_fast.config.methods import FixMatchConfig, SimProConfig
 from simpro_fast.errors import ConfigError
 from simpro_fast.methods import build_method, resolve_alpha
 from tests.distributed.gloo_ranks import run_ranks
+from tests.methods.settings import setting
 
 COUNTS = [40, 15, 5]
 BUFFERS = ("pi_u", "phi", "labeled_count", "unlabeled_mass")
@@ -37,11 +38,11 @@ def one_hot_logits(labels: Tensor, num_classes: int) -> Tensor:
 # The loss against formulas written out here.
 
 
-@pytest.mark.parametrize("recipe", ["released", "paper"])
+@pytest.mark.parametrize("variant", ["released", "paper"])
 @pytest.mark.parametrize("strong_views", [1, 2, 3])
 @pytest.mark.parametrize("hard", [False, True])
 @pytest.mark.parametrize(("adjust_pseudo", "adjust_loss"), [(1, 1), (0, 1), (1, 0), (0, 0)])
-def test_simpro_is_algorithm_1(recipe, strong_views, hard, adjust_pseudo, adjust_loss):
+def test_simpro_is_algorithm_1(variant, strong_views, hard, adjust_pseudo, adjust_loss):
     tau, threshold, alpha = 1.5, 0.7, 0.3
     simpro = SimPro(
         COUNTS,
@@ -50,7 +51,7 @@ def test_simpro_is_algorithm_1(recipe, strong_views, hard, adjust_pseudo, adjust
         0.9,
         alpha,
         strong_views,
-        recipe=recipe,
+        variant=variant,
         hard=hard,
         adjust_pseudo_labels=bool(adjust_pseudo),
         adjust_loss=bool(adjust_loss),
@@ -105,7 +106,7 @@ def test_fixmatch_is_its_formula(strong_views):
 
 
 def test_masked_rows_count_in_the_mean():
-    simpro = SimPro([1, 1], tau=1.0, threshold=0.95, strong_views=1, recipe="paper")
+    simpro = SimPro([1, 1], tau=1.0, threshold=0.95, strong_views=1, variant="paper")
     weak = torch.tensor([[9.0, 0.0], [0.1, 0.0], [0.0, 0.2], [1.0, 0.5]])
     strong = torch.tensor([[1.0, 3.0], [5.0, 1.0], [2.0, 2.0], [0.0, 4.0]])
     out = simpro(torch.zeros(2, 2), torch.tensor([0, 1]), weak, strong)
@@ -132,9 +133,9 @@ def test_gradients_reach_the_labeled_and_strong_logits_only(method_class):
     assert not any(tensor.requires_grad for tensor in others)
 
 
-@pytest.mark.parametrize("recipe", ["released", "paper"])
-def test_no_confident_image(recipe):
-    simpro = SimPro(COUNTS, threshold=1.01, recipe=recipe)
+@pytest.mark.parametrize("variant", ["released", "paper"])
+def test_no_confident_image(variant):
+    simpro = SimPro(COUNTS, threshold=1.01, variant=variant)
     for step in range(20):
         labeled, targets, weak, strong = logits(step)
         strong.requires_grad_()
@@ -147,14 +148,14 @@ def test_no_confident_image(recipe):
         assert (prior > 0).all() and prior.sum().item() == pytest.approx(1, abs=1e-12)
     assert simpro.normalised_pi_u().tolist() == pytest.approx([1 / 3] * 3)
     # The released rule shrinks the buffer in an empty period, the paper's leaves it.
-    share = 0.9**20 if recipe == "released" else 1.0
+    share = 0.9**20 if variant == "released" else 1.0
     assert simpro.pi_u.sum().item() == pytest.approx(share, rel=1e-12)
 
 
-@pytest.mark.parametrize("recipe", ["released", "paper"])
+@pytest.mark.parametrize("variant", ["released", "paper"])
 @pytest.mark.parametrize("tau", [0.0, 1.0, 2.0])
-def test_class_without_labeled_image_stays_finite(recipe, tau):
-    simpro = SimPro([5, 3, 0], tau=tau, threshold=0.4, recipe=recipe)
+def test_class_without_labeled_image_stays_finite(variant, tau):
+    simpro = SimPro([5, 3, 0], tau=tau, threshold=0.4, variant=variant)
     for step in range(20):
         labeled, targets, weak, strong = logits(step)
         labeled.requires_grad_()
@@ -166,10 +167,10 @@ def test_class_without_labeled_image_stays_finite(recipe, tau):
     assert simpro.phi.isfinite().all()
 
 
-@pytest.mark.parametrize(("recipe", "floor"), [("released", 1.0), ("paper", 2.0)])
-def test_floor_of_an_empty_class(recipe, floor):
+@pytest.mark.parametrize(("variant", "floor"), [("released", 1.0), ("paper", 2.0)])
+def test_floor_of_an_empty_class(variant, floor):
     """log(p^tau + 1e-12) against tau * log(max(p, 1e-12)), read off a two-class loss."""
-    simpro = SimPro([1, 0], tau=2.0, strong_views=1, threshold=1.01, recipe=recipe)
+    simpro = SimPro([1, 0], tau=2.0, strong_views=1, threshold=1.01, variant=variant)
     zeros = torch.zeros(1, 2, dtype=torch.float64)
     out = simpro(zeros, torch.tensor([1]), zeros, zeros)
     assert out.loss_labeled.item() == pytest.approx(-floor * math.log(1e-12), rel=1e-9)
@@ -199,12 +200,12 @@ def test_step_and_update_do_not_wait_for_the_device(method_class):
 # The priors.
 
 
-@pytest.mark.parametrize("recipe", ["released", "paper"])
-def test_priors_after_n_periods_of_true_pseudo_labels(recipe):
+@pytest.mark.parametrize("variant", ["released", "paper"])
+def test_priors_after_n_periods_of_true_pseudo_labels(variant):
     """methods.md 16.3: pi_u = .9^n / K + (1 - .9^n) pi_true S / (S + 1)."""
     truth = torch.tensor([0] * 2 + [1] * 6 + [2] * 12)
     targets = torch.tensor([0, 0, 0, 1])
-    simpro = SimPro(COUNTS, recipe=recipe, strong_views=1)
+    simpro = SimPro(COUNTS, variant=variant, strong_views=1)
     strong = torch.zeros(20, 3, dtype=torch.float64)
     labeled = torch.zeros(8, 3, dtype=torch.float64)
     periods, steps = 7, 3
@@ -215,7 +216,7 @@ def test_priors_after_n_periods_of_true_pseudo_labels(recipe):
         assert not simpro.labeled_count.any() and not simpro.unlabeled_mass.any()
     pi_true = torch.tensor([0.1, 0.3, 0.6], dtype=torch.float64)
     mass = steps * 20
-    shrink = mass / (mass + 1) if recipe == "released" else 1.0
+    shrink = mass / (mass + 1) if variant == "released" else 1.0
     left = 0.9**periods
     torch.testing.assert_close(
         simpro.pi_u, left / 3 + (1 - left) * pi_true * shrink, rtol=1e-12, atol=0
@@ -357,26 +358,26 @@ def test_two_ranks_equal_one_on_the_joined_batches():
     ],
 )
 def test_alpha_of_the_published_runs(n, m, b, mu, batches):
-    assert resolve_alpha(MethodConfig(), n, m, b, mu) == batches[0] / batches[1]
-    paper = resolve_alpha(MethodConfig(recipe="paper"), n, m, b, mu)
+    assert resolve_alpha(SimProConfig(), n, m, b, mu) == batches[0] / batches[1]
+    paper = resolve_alpha(SimProConfig(variant="paper"), n, m, b, mu)
     assert paper == pytest.approx(mu * n / m, rel=1e-15)
 
 
 def test_alpha_given_capped_or_of_fixmatch():
     sizes = (1162, 1000, 64, 8)
-    assert resolve_alpha(MethodConfig(), *sizes) == 18
-    assert resolve_alpha(MethodConfig(alpha_max=1.0), *sizes) == 1
-    assert resolve_alpha(MethodConfig(alpha=0.4, alpha_max=1.0), *sizes) == 0.4
-    assert resolve_alpha(MethodConfig(alpha=4.0, alpha_max=1.0), *sizes) == 1
-    assert resolve_alpha(MethodConfig(name="fixmatch"), *sizes) == 1
-    assert resolve_alpha(MethodConfig(name="fixmatch", alpha=3.0), *sizes) == 3
+    assert resolve_alpha(SimProConfig(), *sizes) == 18
+    assert resolve_alpha(SimProConfig(alpha_max=1.0), *sizes) == 1
+    assert resolve_alpha(SimProConfig(alpha=0.4, alpha_max=1.0), *sizes) == 0.4
+    assert resolve_alpha(SimProConfig(alpha=4.0, alpha_max=1.0), *sizes) == 1
+    assert resolve_alpha(FixMatchConfig(), *sizes) == 1
+    assert resolve_alpha(FixMatchConfig(alpha=3.0), *sizes) == 3
     with pytest.raises(ConfigError, match="0 unlabeled"):
-        resolve_alpha(MethodConfig(), 100, 0, 64, 8)
+        resolve_alpha(SimProConfig(), 100, 0, 64, 8)
 
 
 def test_build_method_hands_every_key_on():
-    config = MethodConfig(
-        recipe="paper",
+    config = SimProConfig(
+        variant="paper",
         tau=1.5,
         threshold=0.7,
         momentum=0.8,
@@ -385,16 +386,15 @@ def test_build_method_hands_every_key_on():
         adjust_loss=False,
         impl="eager",
     )
-    simpro = build_method(config, COUNTS, alpha=0.25, strong_views=3)
+    simpro = build_method(config, setting(alpha=0.25, strong_views=3))
     assert isinstance(simpro, SimPro)
-    keys = ("recipe", "tau", "threshold", "momentum", "hard", "adjust_loss", "impl")
+    keys = ("variant", "tau", "threshold", "momentum", "hard", "adjust_loss", "impl")
     assert [getattr(simpro, key) for key in keys] == [getattr(config, key) for key in keys]
     assert not simpro.adjust_pseudo_labels and (simpro.alpha, simpro.strong_views) == (0.25, 3)
-    fixmatch = build_method(MethodConfig(name="fixmatch"), COUNTS, alpha=1.0, strong_views=2)
+    fixmatch = build_method(FixMatchConfig(), setting())
     assert isinstance(fixmatch, FixMatch) and fixmatch.hard and fixmatch.strong_views == 2
-    soft = MethodConfig(name="fixmatch", hard=False)
-    assert not build_method(soft, COUNTS, alpha=1.0, strong_views=2).hard
-    assert not build_method(MethodConfig(), COUNTS, alpha=1.0, strong_views=2).hard
+    assert not build_method(FixMatchConfig(hard=False), setting()).hard
+    assert not build_method(SimProConfig(), setting()).hard
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ def test_build_method_hands_every_key_on():
         ({"alpha": 0.0}, "alpha"),
         ({"strong_views": 0}, "strong_views"),
         ({"tau": -1.0}, "tau"),
-        ({"recipe": "printed"}, "recipe"),
+        ({"variant": "printed"}, "variant"),
     ],
 )
 def test_impossible_arguments_are_errors(arguments, expected):

@@ -63,7 +63,7 @@ def make_run(
         "name": name,
         "seed": seed,
         "method": {"name": method, "tau": 1.0, "threshold": 0.8},
-        "data": {"name": "toy", "labeled_max": labeled_max},
+        "data": {"name": "digits", "labeled_max": labeled_max},
         "train": {"steps": steps, "period": PERIOD},
     }
     for section, values in config.items():

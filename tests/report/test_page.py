@@ -147,7 +147,7 @@ def test_what_a_run_lacks_is_said(tmp_path: Path) -> None:
     page = report(str(path))
     assert [at["id"] for tag, at in page.tags if tag == "section"] == list(SECTIONS)
     for section, said in {
-        "summary": "stopped at step 600 of 1,200",
+        "summary": "stopped, step 600 of 1,200",
         "unlabeled": "bare estimate",
         "training": "KL: the true distribution is not known",
         "classes": "nothing was evaluated",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from simpro_fast.cli.report import main
+from simpro_fast.cli.report import main, with_state
 from simpro_fast.errors import UserError
+from simpro_fast.fault_tolerance.watchdog import ENDED
 from simpro_fast.report import print_report
 from simpro_fast.report.groups import Group, group_runs, run_labels
 from simpro_fast.report.runs import Run, find_runs, kl_of_uniform, load_run, read_metrics
-from simpro_fast.utils.file_lock import locked, run_lock
+from simpro_fast.run.lock import lock_path
+from simpro_fast.utils.file_lock import locked
+from simpro_fast.utils.machine import host_name
 from tests.report.made_runs import make_run
 from tests.report.small_runs import groups_of, make_summary, write_run
 
@@ -310,20 +314,19 @@ def test_unfinished_runs_are_shown_with_what_there_is(tmp_path: Path) -> None:
     path = make_run(tmp_path / "x/seed1", finished=False)
     run = load_run(path)
     last = run.metrics[-1]
-    assert run.state == "stopped at step 600 of 1,200"
+    assert run.state == "not finished, step 600 of 1,200"
     assert run.summary["pi_u"] == last["pi_u"] and run.summary["top1"] == last["top1"]
     assert run.summary["steps"] == 600 and len(run.summary["class_names"]) == 10
-    with locked(run_lock(path), ""):
-        assert load_run(path).state == "running, step 600 of 1,200"
-    note = path / "failures/rank1.json"
-    note.parent.mkdir()
-    for kind, message, state in (
-        ("preempted", "", "preempted after step 600 of 1,200"),
-        ("error", "disk full", "failed after step 600 of 1,200: disk full"),
-    ):
-        note.write_text(json.dumps({"kind": kind, "message": message}))
-        assert load_run(path).state == state
+    assert with_state(run).state.startswith("stopped, step 600 of 1,200: no process trains here")
+    with locked(lock_path(path), ""):
+        lock_path(path).write_text(f"process {os.getpid()} on {host_name()}\n")
+        assert with_state(run).state == "starting, step 600 of 1,200"
+    for kind, message in (("preempted", "asked to stop"), ("failed", "disk full")):
+        (path / ENDED).write_text(json.dumps({"kind": kind, "message": message}))
+        assert with_state(run).state == f"{kind}, step 600 of 1,200: {message}"
+    (path / "config.yaml").write_text(json.dumps({**run.config, "of_an_older_version": 1}))
+    assert with_state(load_run(path)).state == run.state
     (path / "metrics.jsonl").unlink()
     empty = load_run(path)
     assert empty.summary["pi_u"] is None
-    assert "failed after step 0" in printed_groups(group_runs([empty]))
+    assert "not finished, step 0" in printed_groups(group_runs([empty]))

@@ -235,7 +235,7 @@ def test_failed_start_leaves_no_folder(tiny: MakeConfig) -> None:
         {"data.sampling": "effective_number", "data.sampling_beta": 0.99},
         {"data.strong_views": 3, "data.labeled_views": 1, "data.mu": 1},
         {"optim.grad_clip": 0.1, "optim.warmup_steps": 3, "optim.name": "adamw", "optim.lr": 0.001},
-        {"method.recipe": "paper", "method.hard": True, "data.overlap": True},
+        {"method.variant": "paper", "method.hard": True, "data.overlap": True},
     ],
 )
 def test_options_train_end_to_end(tiny: MakeConfig, changes: dict[str, Any]) -> None:
@@ -345,10 +345,10 @@ def test_bad_loss_stops_before_the_weights(tiny: MakeConfig, engine: str) -> Non
 
 
 @pytest.mark.parametrize("method", ["simpro", "fixmatch"])
-@pytest.mark.parametrize("recipe", ["released", "paper"])
-def test_nothing_confident_is_harmless(tiny: MakeConfig, method: str, recipe: str) -> None:
+@pytest.mark.parametrize("variant", ["released", "paper"])
+def test_nothing_confident_is_harmless(tiny: MakeConfig, method: str, variant: str) -> None:
     """Threshold above 1 for a whole run."""
-    config = tiny({"method.name": method, "method.recipe": recipe, "method.threshold": 1.01})
+    config = tiny({"method.name": method, "method.variant": variant, "method.threshold": 1.01})
     train(config)
     for row in rows(config):
         assert row["loss_unlabeled"] == 0

@@ -18,7 +18,15 @@ import numpy as np
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset, Rows
-from simpro_fast.data.files.decode import CHANGED, OK, Facts, ImageSource, read_header, size_status
+from simpro_fast.data.files.decode import (
+    CHANGED,
+    OK,
+    Facts,
+    ImageSource,
+    is_heif_name,
+    read_header,
+    size_status,
+)
 from simpro_fast.data.files.manifest import EVALUATED, Manifest, Row, read_manifest
 from simpro_fast.data.files.packed import open_packed
 from simpro_fast.data.files.scan_folders import scan_folders
@@ -27,6 +35,7 @@ from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL
 from simpro_fast.utils.machine import cpu_cores
+from simpro_fast.utils.names import hint, look_alikes
 from simpro_fast.utils.parallel_map import in_order
 from simpro_fast.utils.regular_file import check_regular
 
@@ -160,6 +169,8 @@ def _listed(data: DataConfig) -> Manifest:
     manifest, ignored = scan_folders(data.labeled, data.unlabeled, data.val)
     for line in ignored.lines():
         logger.info("ignored: %s", line)
+    for line in ignored.notes:
+        logger.info("note: %s", line)
     return manifest
 
 
@@ -173,7 +184,7 @@ def with_sizes(manifest: Manifest, data: DataConfig) -> Manifest:
 
     def look(row: Row) -> Facts:
         image = row.image
-        if not row.sha256:
+        if not row.sha256 or is_heif_name(str(image)):  # which only packing can have taken
             facts = read_header(image, data.max_megapixels)
         else:
             try:
@@ -243,11 +254,14 @@ def _check_classes(data: DataConfig, manifest: Manifest, labels: np.ndarray) -> 
         raise UserError(f"{data.manifest}: {found}; at least two classes are needed")
     splits = np.array([row.split for row in manifest.rows])
     counts = np.bincount(labels[splits == "labeled"], minlength=len(names))
+    for pair in look_alikes(names):
+        logger.warning("classes %s; if they are one, give them one name", pair, extra=FOUND_BY_ALL)
     if not counts.all() and not data.allow_empty_classes:
         name = names[int(np.flatnonzero(counts == 0)[0])]
+        near = hint(name, [other for other, count in zip(names, counts, strict=True) if count])
         raise ConfigError(
-            f"class {name!r} has no labeled image; add some, remove its folder, or set "
-            "data.allow_empty_classes=true"
+            f"class {name!r} has no labeled image{near}; add some, "
+            "remove its folder, or set data.allow_empty_classes=true"
         )
     if not counts.any() or not (splits == "unlabeled").any():
         kind = "unlabeled" if counts.any() else "labeled"

@@ -11,9 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from simpro_fast.data.files.decode import MEGAPIXELS, OK, TOO_LARGE, Decoder, Facts, check_file
+from simpro_fast.data.files.decode import (
+    MEGAPIXELS,
+    OK,
+    TOO_LARGE,
+    Decoder,
+    Facts,
+    check_file,
+    is_heif_name,
+)
 from simpro_fast.data.files.manifest import EVALUATED, SPLITS, Manifest, Row, csv_bytes
 from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.names import hint
 from simpro_fast.utils.parallel_map import in_order
 from simpro_fast.utils.regular_file import read_regular
 
@@ -58,6 +67,7 @@ def check_images(
     new_decoder: Callable[[], Decoder],
     compare: bool = True,
     megapixels: int = MEGAPIXELS,
+    packing: bool = False,
 ) -> Checked:
     """Decode and hash every file once, in parallel, and compare contents between the splits.
 
@@ -71,6 +81,7 @@ def check_images(
         new_decoder: makes the decoder of training, one for each thread.
         compare: whether equal contents are a problem; a published set is taken as it is.
         megapixels: the largest picture that is decoded.
+        packing: HEIC is read as well.
     """
     known = _read_cache(cache)
     stamps = {path: _stamp(path) for path in {row.path for row in manifest.rows}}
@@ -81,6 +92,7 @@ def check_images(
         if key in known
         and known[key][0] == stamps[key[0]] is not None
         and _within(known[key][1], megapixels)
+        and not is_heif_name(str(listed[key].image))  # it depends on `packing` and on pillow-heif
     }
     missing = [key for key in listed if key not in facts]
     own = threading.local()
@@ -88,7 +100,7 @@ def check_images(
     def look(key: _Key) -> Facts:
         if not hasattr(own, "decoder"):
             own.decoder = new_decoder()
-        return check_file(listed[key].image, own.decoder, megapixels)
+        return check_file(listed[key].image, own.decoder, megapixels, packing)
 
     looked_at = in_order(look, missing, threads)
     try:
@@ -111,7 +123,10 @@ def nothing_to_learn_from(checked: Checked) -> str | None:
     counts = checked.counts()["labeled"]
     for name in checked.manifest.class_names:
         if not counts[name]:
-            return f"class {name!r} has no usable labeled image; add some or remove its folder"
+            near = hint(name, counts)
+            return (
+                f"class {name!r} has no usable labeled image{near}; add some or remove its folder"
+            )
     listed = any(row.split == "unlabeled" for row in checked.manifest.rows)
     if listed and not checked.counts()["unlabeled"].total():
         return "no unlabeled image can be used; see the list above"

@@ -4,6 +4,10 @@ One rule for every path through the system: 8-bit RGB; grey, palette, CMYK are c
 dropped, colour profiles are not applied, the orientation tag in the EXIF block of a JPEG is obeyed
 and no other (XMP's is not). What DALI and Pillow would read differently is refused by name: more
 than 8 bits a channel, animations, an orientation tag in anything but a JPEG or of an odd form.
+
+HEIC, the format of iPhones, DALI cannot decode at all. Pillow does with pillow-heif (the extra
+`heif`), so packing reads it, and training from files refuses it. Which files are HEIC must be
+known without opening them: by their names.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import struct
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -23,7 +28,7 @@ import numpy as np
 from PIL import Image, ImageChops
 
 from simpro_fast.data.files.tar_index import Member
-from simpro_fast.errors import UserError
+from simpro_fast.errors import UserError, pip_line
 from simpro_fast.utils.regular_file import open_regular, read_regular
 
 ImageSource = Path | Member
@@ -38,6 +43,12 @@ EXTENSIONS = frozenset([*_READ, *_REFUSED])
 """Files with these endings, in any case, are taken for images; others are ignored and counted."""
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "WEBP")
 """What is read, in Pillow's names. MPO is the JPEG of phones with a second picture in it."""
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+_HEIF_NAMES = (".heic", ".heif")
+_ONLY_PACKED = (
+    "unsupported: HEIC, which the decoder of training cannot read; convert it to JPEG, or train "
+    "from the array of prepare --pack PX, which reads files named .heic"
+)
 OK = "ok"
 UNREADABLE = "unreadable"
 CHANGED = "changed"
@@ -91,6 +102,11 @@ def is_image_name(name: str) -> bool:
     return name.rpartition(".")[2].lower() in EXTENSIONS
 
 
+def is_heif_name(name: str) -> bool:
+    """Whether a file is taken for HEIC, which only packing reads, by its ending."""
+    return name.lower().endswith(_HEIF_NAMES)
+
+
 def read_header(image: ImageSource, megapixels: float = MEGAPIXELS) -> Facts:
     """Size and format without decoding, hence without noticing damage in the pixels."""
     try:
@@ -101,25 +117,30 @@ def read_header(image: ImageSource, megapixels: float = MEGAPIXELS) -> Facts:
 
 
 def check_file(
-    image: ImageSource, decoder: Decoder | None = None, megapixels: float = MEGAPIXELS
+    image: ImageSource,
+    decoder: Decoder | None = None,
+    megapixels: float = MEGAPIXELS,
+    packing: bool = False,
 ) -> Facts:
     """Read the whole file, decode it, hash it.
 
     Args:
-        decoder: another decoder, of which the same picture is asked as of Pillow.
+        decoder: another decoder, of which the same picture is asked as of Pillow, but for HEIC.
         megapixels: the largest picture that is decoded.
+        packing: HEIC is read.
     """
+    heif = packing and is_heif_name(str(image))
     try:
         with _open(image) as file:
-            facts, _ = _look(file, megapixels, pixels=False)
+            facts, _ = _look(file, megapixels, pixels=False, heif=heif)
             if facts.status != OK:
                 return facts  # whatever it is, it need not fit into memory
             file.seek(0)
             content = file.read()
     except OSError as error:
         return Facts(status=f"{UNREADABLE}: {error.strerror or error}")
-    facts, picture = _look(io.BytesIO(content), megapixels, pixels=True)
-    if picture is not None and decoder is not None:
+    facts, picture = _look(io.BytesIO(content), megapixels, pixels=True, heif=heif)
+    if picture is not None and decoder is not None and not _is_heif(content[:12]):
         status = _compared(picture, decoder(content, *picture.size))
         facts = replace(facts, status=status)
     return replace(facts, sha256=hashlib.sha256(content).hexdigest())
@@ -136,13 +157,14 @@ def read_rgb(source: ImageSource, listed: tuple[int, int] | None = None) -> Imag
             it.
     """
     limit = MEGAPIXELS if listed is None else math.inf  # the list is the limit
+    heif = is_heif_name(str(source))
     try:
         with _open(source) as file:
-            facts, _ = _look(file, limit, pixels=False)
+            facts, _ = _look(file, limit, pixels=False, heif=heif)
             status = facts.status if listed is None else size_status(facts, listed)
             if status == OK:
                 file.seek(0)
-                facts, picture = _look(file, limit, pixels=True)
+                facts, picture = _look(file, limit, pixels=True, heif=heif)
                 status = facts.status
                 if picture is not None:
                     return picture
@@ -168,12 +190,23 @@ def _open(source: ImageSource) -> IO[bytes]:
     return source.open() if isinstance(source, Member) else open_regular(source)
 
 
-def _look(file: IO[bytes], megapixels: float, *, pixels: bool) -> tuple[Facts, Image.Image | None]:
-    """What a file is (without a hash), and with `pixels` its upright picture in RGB if it is ok."""
+def _look(
+    file: IO[bytes], megapixels: float, *, pixels: bool, heif: bool = False
+) -> tuple[Facts, Image.Image | None]:
+    """What a file is (without a hash), and with `pixels` its upright picture in RGB if it is ok.
+
+    Args:
+        heif: whether HEIC is read.
+    """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     if size == 0:
         return Facts(status="damaged: empty file"), None
+    if _is_heif(file.read(12)):
+        status = _no_heif() if heif else _ONLY_PACKED
+        if status != OK:
+            return Facts(0, 0, size, status=status), None
+    file.seek(0)
     width = height = 0
     picture = None
     try:
@@ -197,9 +230,28 @@ def _look(file: IO[bytes], megapixels: float, *, pixels: bool) -> tuple[Facts, I
     return Facts(width, height, size, status=status), picture
 
 
+def _is_heif(start: bytes) -> bool:
+    """Whether a file of these first 12 bytes is HEIC, whatever its name says."""
+    return start[4:8] == b"ftyp" and start[8:12] in _HEIF_BRANDS
+
+
+@cache
+def _no_heif() -> str:
+    """The status of HEIC files where Pillow cannot read them; `ok` where it can, from now on."""
+    try:
+        import pillow_heif
+    except ImportError:
+        return f"unsupported: HEIC needs pillow-heif: {pip_line('heif')}; or convert it to JPEG"
+    pillow_heif.register_heif_opener(thumbnails=False)
+    return OK
+
+
 def _unsupported(image: Image.Image, file: IO[bytes], size: int, megapixels: float) -> str:
     kind = image.format or "unknown format"
-    if kind not in FORMATS:
+    heif = kind == "HEIF"
+    if heif and image.info.get("bit_depth", 8) > 8:
+        return f"unsupported: {image.info['bit_depth']}-bit HEIC; convert it to 8 bits a channel"
+    if kind not in FORMATS and not heif:
         return f"unsupported: {kind}; convert it to PNG or JPEG"
     width, height = image.size
     if width * height > megapixels * 10**6:
@@ -214,6 +266,8 @@ def _unsupported(image: Image.Image, file: IO[bytes], size: int, megapixels: flo
     if image.mode not in _MODES or (kind == "PNG" and _png_bits(file) > 8):
         deep = "16-bit " if kind == "PNG" else f"{image.mode} "
         return f"unsupported: {deep}{kind}; convert it to 8 bits a channel"
+    if heif:  # turned by its container, which libheif obeys; EXIF's tag in it means nothing
+        return OK
     try:
         turned = _orientation(image) != 1
     except ValueError as error:

@@ -4,7 +4,7 @@ Columns: `path` (relative to the manifest's folder), `label` (class name or empt
 (labeled, unlabeled, val or test), `width`, `height` (pixels, upright), `bytes`, `sha256` (of the
 file), `status` (`ok`, or why the file is not used). Only `path` is required in a list written by
 hand: an image with a label is then labeled, one without is unlabeled, and sizes are read from the
-files.
+files. Class names are held in NFC, files by the names that their folders have (utils/names.py).
 
 Where images lie in tar shards, two columns are added: `path` is then the shard, `member` the name
 in it, `offset` where its `bytes` bytes begin. Both are empty for a file.
@@ -22,11 +22,13 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from simpro_fast.data.files.csv_table import cut_off, read_table
 from simpro_fast.data.files.decode import OK, ImageSource
 from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import UserError, pip_line
 from simpro_fast.utils.atomic_write import replacing
-from simpro_fast.utils.regular_file import check_regular, read_regular
+from simpro_fast.utils.names import nfc, real_path
+from simpro_fast.utils.regular_file import check_regular
 
 SPLITS = ("labeled", "unlabeled", "val", "test")
 EVALUATED = SPLITS[2:]
@@ -130,12 +132,20 @@ def read_manifest(path: Path) -> Manifest:
     """Read a manifest.
 
     Raises:
-        UserError: missing, not UTF-8, without a column `path`, a wrong value (names the line), or
-            an image listed twice.
+        UserError: missing, cut off, without a column `path`, a wrong value (names the line), or an
+            image listed twice.
     """
-    records = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+    table = None
+    if path.suffix == ".parquet":
+        records = _read_parquet(path)
+    else:
+        table = read_table(path, "run prepare first")
+        records = [(line, dict[str, Any](record)) for line, record in table.records]
     base = path.parent.resolve()
-    rows = [_row(record, base, f"{path} line {line}") for line, record in records]
+    spelled: dict[str, dict[str, str]] = {}
+    rows = [_row(record, base, f"{path} line {line}", spelled) for line, record in records]
+    if table is not None and table.unfinished and rows:
+        _check_last(path, *table.records[-1], rows[-1].path)
     seen: set[tuple[str, str, bool]] = set()
     for (line, _), row in zip(records, rows, strict=True):
         # An image may serve as a labeled and as an unlabeled one, but not twice as either.
@@ -165,7 +175,7 @@ def _to_csv(manifest: Manifest) -> bytes:
         yield columns
         for row in manifest.rows:
             values = [getattr(row, name) for name in columns]
-            yield [_relative(row.path, manifest.base), *values[1:]]
+            yield [relative(row.path, manifest.base), *values[1:]]
 
     return csv_bytes(rows)
 
@@ -175,28 +185,24 @@ def _columns(manifest: Manifest) -> tuple[str, ...]:
     return COLUMNS if in_shards else tuple(name for name in COLUMNS if name not in _OF_SHARDS)
 
 
-def _relative(path: str, base: Path) -> str:
+def relative(path: str, base: Path) -> str:
+    """A path as it stands in a file in `base`."""
     inside = f"{base}{os.sep}"
     # The usual case by hand: relpath takes ten seconds for a million paths.
     short = path[len(inside) :] if path.startswith(inside) else os.path.relpath(path, base)
     return short.replace(os.sep, "/")
 
 
-def _read_csv(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    try:
-        text = read_regular(path).decode("utf-8-sig", "surrogateescape")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); run prepare first") from None
-    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-    try:
-        if "path" not in (reader.fieldnames or ()):
-            raise UserError(f"{path}: has no column `path`; its first line must name the columns")
-        return [(reader.line_num, record) for record in reader]
-    except csv.Error as error:
-        raise UserError(f"{path} line {reader.line_num}: not CSV ({error})") from None
+def _check_last(path: Path, line: int, record: dict[str, str], image: str) -> None:
+    """A line without an end may be whole; where it is wrong as well, that is the reason."""
+    status = record.get("status", OK)
+    if status != OK and ":" not in status:
+        raise cut_off(path, line, f"status={status!r}")
+    if not os.path.lexists(image):
+        raise cut_off(path, line, f"{image} does not exist")
 
 
-def _row(record: dict[str, Any], base: Path, where: str) -> Row:
+def _row(record: dict[str, Any], base: Path, where: str, spelled: dict[str, dict[str, str]]) -> Row:
     unknown = [str(name) for name in record if name not in COLUMNS]
     if unknown:
         raise UserError(f"{where}: unknown column {unknown[0]!r}; known: {', '.join(COLUMNS)}")
@@ -215,7 +221,7 @@ def _row(record: dict[str, Any], base: Path, where: str) -> Row:
             raise UserError(f"{where}: {name}={shown!r} is not a whole number from 0 to {most}")
     if bool(values["width"]) != bool(values["height"]):
         raise UserError(f"{where}: width and height go together; give both or leave out both")
-    label = values.get("label", "")
+    label = nfc(values.get("label", ""))
     split = values.get("split", "labeled" if label else "unlabeled")
     if split not in SPLITS:
         raise UserError(f"{where}: split={split!r} is not one of {', '.join(SPLITS)}")
@@ -224,7 +230,7 @@ def _row(record: dict[str, Any], base: Path, where: str) -> Row:
     if ("member" in values) != (values["offset"] > 0):
         raise UserError(f"{where}: an image in a shard needs both its member and its offset")
     # Lexically, so that a path written through a symbolic link is found again.
-    values["path"] = os.path.normpath(base / values["path"])
+    values["path"] = real_path(os.path.normpath(base / values["path"]), spelled)
     return Row(**{**values, "label": label, "split": split})
 
 
@@ -247,7 +253,7 @@ def _pyarrow() -> Any:
 def _write_parquet(manifest: Manifest, path: Path) -> None:
     arrow = _pyarrow()
     columns = {name: [getattr(row, name) for row in manifest.rows] for name in _columns(manifest)}
-    columns["path"] = [_relative(row.path, manifest.base) for row in manifest.rows]
+    columns["path"] = [relative(row.path, manifest.base) for row in manifest.rows]
     try:
         table = arrow.table(columns)
     except UnicodeEncodeError:

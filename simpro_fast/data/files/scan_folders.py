@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from simpro_fast.data.files.decode import is_image_name
@@ -19,7 +19,14 @@ from simpro_fast.data.files.skipped import (
     TAKEN,
     Ignored,
 )
-from simpro_fast.errors import UserError
+from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.names import hint, nfc
+
+_PARTS = {
+    **dict.fromkeys(("labeled", "labelled", "train", "training"), True),
+    **dict.fromkeys(("unlabeled", "unlabelled", "val", "valid", "validation", "test"), False),
+}
+"""What people call the parts of a data set, and whether the part has labels to train on."""
 
 
 def scan_folders(
@@ -27,15 +34,17 @@ def scan_folders(
 ) -> tuple[Manifest, Ignored]:
     """List the images of `labeled/<class>/**`, of the unlabeled roots and of `val/<class>/**`.
 
-    Each of the three may be WebDataset tar shards instead: a .tar file, a pattern (`expand`), or a
-    folder of .tar files; an unlabeled root may hold both. Symbolic links are followed. Names that
-    start with a dot, and files without the ending of an image, are ignored and counted. A file of
-    the labeled or val folder that lies below an unlabeled root as well is left out there. Of files
-    nothing is opened, of shards only the headers and labels: sizes in pixels are 0.
+    Classes are named in NFC, in whatever form a folder's name is. Each of the three may be
+    WebDataset tar shards instead: a .tar file, a pattern (`expand`), or a folder of .tar files; an
+    unlabeled root may hold both. Symbolic links are followed. Names that start with a dot, and
+    files without the ending of an image, are ignored and counted. A file of the labeled or val
+    folder that lies below an unlabeled root as well is left out there. Of files nothing is opened,
+    of shards only the headers and labels: sizes in pixels are 0.
 
     Raises:
-        UserError: a folder is missing, unreadable or holds no image; fewer than two classes; a
-            class of `val` that `labeled` lacks; what `expand` and `scan_shard` raise.
+        ConfigError: `labeled` is one level too high, or `val` has a class that `labeled` lacks.
+        UserError: a folder is missing, unreadable or holds no image; fewer than two classes; what
+            `expand` and `scan_shard` raise.
     """
     ignored = Ignored()
     rows, classes = scan_labeled(labeled, val, ignored)
@@ -71,6 +80,7 @@ def common_folder(*roots: Path) -> Path:
 def scan_labeled(labeled: Path, val: Path | None, ignored: Ignored) -> tuple[list[Row], list[str]]:
     """The images with a class, and the classes, those without an image included."""
     rows, classes = _with_classes(labeled, "labeled", ignored)
+    _check_level(labeled, classes)
     if len(classes) < 2:
         found = f"only the class {classes[0]}" if classes else "no class folder and no tar shard"
         raise UserError(
@@ -83,14 +93,48 @@ def scan_labeled(labeled: Path, val: Path | None, ignored: Ignored) -> tuple[lis
         val_rows, val_classes = _with_classes(val, "val", ignored)
         unknown = sorted(set(val_classes) - set(classes))
         if unknown:
-            raise UserError(
-                f"{val}: class {unknown[0]!r} is not among the labeled ones "
-                f"({_some(classes)}); use the same names"
+            _check_level(val, val_classes)
+            one = len(unknown) == 1
+            raise ConfigError(
+                f"{val}: {'class' if one else 'classes'} {_some(map(repr, unknown))} "
+                f"{'is' if one else 'are'} not among the labeled ones ({_some(classes)}); use the "
+                f"same names{hint(unknown[0], classes)}"
             )
         if not val_rows:
             raise UserError(f"{val}: no image in class folders; leave it out or fill it")
         rows += val_rows
     return rows, classes
+
+
+def _check_level(root: Path, classes: Sequence[str]) -> None:
+    """Notice a folder one level above the one whose folders are the classes.
+
+    Raises:
+        ConfigError: names the folder that was probably meant.
+    """
+    if not os.path.isdir(root):  # shards, whose samples name their classes
+        return
+    parts = [name for name in classes if name.casefold() in _PARTS]
+    if len(parts) > 1:
+        meant = next((name for name in parts if _PARTS[name.casefold()]), parts[0])
+        raise ConfigError(
+            f"{root}: its folders {_some(parts)} are parts of a data set and no classes; give the "
+            f"folder whose folders are the classes: did you mean {root / meant}?"
+        )
+    if len(classes) == 1 and len(below := _folders(root / classes[0])) > 1:
+        raise ConfigError(
+            f"{root}: its only folder {classes[0]!r} holds the folders {_some(below)}; if those "
+            f"are the classes, give {root / classes[0]}"
+        )
+
+
+def _folders(root: Path) -> list[str]:
+    """Names of the visible folders in a folder; none where it cannot be read."""
+    try:
+        with os.scandir(root) as found:
+            return sorted(e.name for e in found if not e.name.startswith(".") and e.is_dir())
+    except OSError:
+        return []
 
 
 def _left_out(ignored: Ignored) -> str:
@@ -112,16 +156,22 @@ def _with_classes(root: Path, split: str, ignored: Ignored) -> tuple[list[Row], 
     rows: list[Row] = []
     classes: set[str] = set()
     for place in expand(root):
-        folders: set[str] = set()
+        folders: dict[str, str] = {}
         shards = [place] if os.path.isfile(place) else []
         for entry in [] if shards else _entries(Path(place), ignored):
             if _is_folder(entry):
-                folders.add(entry.name)
+                name = nfc(entry.name)
+                if name in folders:
+                    ignored.notes.append(
+                        f"{folders[name]} and {entry.path} are one class: their names differ in "
+                        "Unicode normalisation (NFC and NFD) alone"
+                    )
+                folders.setdefault(name, entry.path)
                 for path in _files(Path(entry.path), ignored):
                     if is_shard_name(path):
                         ignored.add(SHARD_OUTSIDE, path)
                     else:
-                        rows.append(Row(path, entry.name, split))
+                        rows.append(Row(path, name, split))
             elif is_shard_name(entry.name):
                 shards.append(entry.path)
             else:
@@ -131,7 +181,7 @@ def _with_classes(root: Path, split: str, ignored: Ignored) -> tuple[list[Row], 
                 ignored.add(SHARD_OUTSIDE, shard)
             else:
                 rows += scan_shard(shard, split, ignored)
-        classes |= folders
+        classes |= folders.keys()
     return rows, sorted(classes | {row.label for row in rows})
 
 

@@ -18,6 +18,7 @@ from simpro_fast.data.files.manifest import Row
 from simpro_fast.data.files.skipped import FURTHER, HIDDEN, LONELY, NO_IMAGE, Ignored
 from simpro_fast.data.files.tar_index import FILE, FOLDER, Entry, Member, compressed, tar_entries
 from simpro_fast.errors import UserError
+from simpro_fast.utils.names import nfc
 
 _LABELS = ("cls", "txt")
 _LONGEST_LABEL = 200
@@ -175,4 +176,4 @@ def _label(path: str, image: Entry, fields: dict[str, Entry]) -> str:
         if text.startswith("-"):
             raise UserError(f"{where}: {text} is no class; put unlabeled samples into other shards")
         return str(int(text))
-    return text
+    return nfc(text)

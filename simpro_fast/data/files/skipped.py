@@ -22,6 +22,8 @@ class Ignored:
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What was taken all the same, and should be known."""
 
     def add(self, reason: str, path: str) -> None:
         self.counts[reason] += 1

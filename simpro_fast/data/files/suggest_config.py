@@ -34,14 +34,18 @@ def suggest_config(manifest: Manifest, path: Path, packed: Path | None, size: in
     mu = max(1, min(8, round(unlabeled / len(labeled))))
     steps = max(1_000, min(43_000, round(_PASSES * unlabeled / (mu * batch), -2)))
     short = steps < _SHORT
-    small = f"model.name=small_cnn data.batch_size={min(batch, _CPU_BATCH)}"
+    # Runs that share a name go on from each other, or refuse to: each variant has its own.
+    name = f"images/{_safe(path.resolve().parent.name)}{f'_packed{size}' if packed else ''}"
+    small = f"name={name}_cpu model.name=small_cnn data.batch_size={min(batch, _CPU_BATCH)}"
     lines = [
         f"# {len(labeled)} labeled images of {len(counts)} classes ({_spread(counts)} each), "
         f"{unlabeled} unlabeled ones;",
         f"# median of the shorter sides {shorter:g} px. A starting point, made by prepare.",
-        f"# Made for a GPU: on a CPU its {steps} steps can take hours. To try it there, append to",
+        f"# Made for a GPU: on a CPU its {steps} steps can take days; how long is said by",
+        "# simpro-fast train --config THIS_FILE --dry-run. To try it on a CPU, append to",
         f"# the command: {small} train.steps={min(steps, _CPU_STEPS)}",
-        f"name: images/{_safe(path.resolve().parent.name)}",
+        "# which is a run of its own name, and does not stand in the way of this one.",
+        f"name: {name}",
         "method:",
         f"  tau: {1.0 if short else 2.0}",
         f"  threshold: {0.8 if short else 0.95}  # short runs are less sure of themselves",
@@ -52,7 +56,12 @@ def suggest_config(manifest: Manifest, path: Path, packed: Path | None, size: in
     ]
     if packed is not None:
         lines.append(f"  packed: {json.dumps(str(packed.resolve()), ensure_ascii=False)}")
-    lines += [f"  image_size: {size}", f"  batch_size: {batch}", f"  mu: {mu}"]
+    lines += [
+        f"  image_size: {size}",
+        "  flip: true  # false for text, digits, left/right",
+        f"  batch_size: {batch}",
+        f"  mu: {mu}",
+    ]
     if not evaluated:
         held = min(20, min(counts) // 5)
         note = "no val images: this many labeled ones of each class are kept for testing"

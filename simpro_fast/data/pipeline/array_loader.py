@@ -33,7 +33,7 @@ class _Labels:
 
     step: int
     labels: torch.Tensor
-    """int64 [b + m] on the host, targets and truth of a `Batch`; pinned for a GPU."""
+    """int64 [2 (b + m)] on the host, targets, truth, positions of a `Batch`; pinned for a GPU."""
 
 
 class ArrayLoader:
@@ -66,11 +66,10 @@ class ArrayLoader:
         self._dataset, self._split = dataset, split
         self._layout, self._augment = layout, augment
         self._device = device
+        self._targets = split.targets(dataset)
         self._draws = StepSampler(
             seed=seed,
-            labeled_order=labeled_order(
-                data, dataset.labels[split.labeled], dataset.num_classes, seed
-            ),
+            labeled_order=labeled_order(data, self._targets, dataset.num_classes, seed),
             num_unlabeled=len(split.unlabeled),
             labeled=layout.labeled,
             unlabeled=layout.unlabeled,
@@ -112,8 +111,8 @@ class ArrayLoader:
         if labels.step != step:
             raise RuntimeError(f"views of step {step} met the labels of step {labels.step}")
         sent = labels.labels.to(self._device, non_blocking=True)
-        targets, truth = sent.split([self._layout.labeled, self._layout.unlabeled])
-        return Batch(step, views.permute(0, 3, 1, 2), targets, truth)
+        sizes = [self._layout.labeled, self._layout.unlabeled]
+        return Batch(step, views.permute(0, 3, 1, 2), *sent.split(2 * sizes))
 
     def _run(self, step: int) -> torch.Tensor:
         """Run the pipeline: [rows, H, W, 3]."""
@@ -176,11 +175,12 @@ class ArrayLoader:
         return self._maker(images, plan)
 
     def _labels_of(self, draws: StepDraws) -> torch.Tensor:
-        labeled_rows = self._split.labeled[draws.labeled_positions]
         unlabeled_rows = self._split.unlabeled[draws.unlabeled_positions]
-        targets = self._dataset.labels[labeled_rows]
         truth = self._dataset.unlabeled_truth(unlabeled_rows)
-        labels = torch.from_numpy(np.concatenate([targets, truth]))
+        positions = draws.labeled_positions, draws.unlabeled_positions
+        labels = torch.from_numpy(
+            np.concatenate([self._targets[draws.labeled_positions], truth, *positions])
+        )
         return labels.pin_memory() if self._device.type == "cuda" else labels
 
 

@@ -51,8 +51,8 @@ class _Prepared:
     """A step whose inputs the pipeline has taken, or is about to take."""
 
     step: int
-    dataset_rows: np.ndarray
-    """int64 [b + m], labeled ones first."""
+    positions: np.ndarray
+    """int64 [b + m] in the lists of the split, labeled ones first."""
     replaced: int
     """How many of them replace a damaged image."""
     inputs: tuple[Any, ...]
@@ -94,11 +94,10 @@ class FileLoader:
         self._data, self._dataset, self._split = data, dataset, split
         self._layout, self._augment, self._device = layout, augment, device
         self._seed, self._rank, self._num_threads = seed, rank, num_threads
+        self._targets = split.targets(dataset)
         self._draws = StepSampler(
             seed=seed,
-            labeled_order=labeled_order(
-                data, dataset.labels[split.labeled], dataset.num_classes, seed
-            ),
+            labeled_order=labeled_order(data, self._targets, dataset.num_classes, seed),
             num_unlabeled=len(split.unlabeled),
             labeled=layout.labeled,
             unlabeled=layout.unlabeled,
@@ -139,22 +138,22 @@ class FileLoader:
         if prepared.step != step:
             raise RuntimeError(f"views of step {step} met the labels of step {prepared.step}")
         self.replaced += prepared.replaced
-        b, layout, labels = self._layout.labeled, self._layout, self._dataset.labels
+        b, layout = self._layout.labeled, self._layout
         parts = [view[:b] for view in outputs[: layout.labeled_views]]
         parts += [view[b:] for view in outputs]
         # The copy also ends the dependence on the pipeline's memory.
         views = torch.cat(parts).permute(0, 3, 1, 2)
-        targets, truth = np.split(labels[prepared.dataset_rows], [b])
-        return Batch(
-            step=step,
-            views=views,
-            targets=torch.from_numpy(targets).to(self._device, non_blocking=True),
-            truth=torch.from_numpy(truth).to(self._device, non_blocking=True),
-        )
+        labeled, unlabeled = np.split(prepared.positions, [b])
+        truth = self._dataset.labels[self._split.unlabeled[unlabeled]]
+        sent = [
+            torch.from_numpy(array).to(self._device, non_blocking=True)
+            for array in (self._targets[labeled], truth, labeled, unlabeled)
+        ]
+        return Batch(step, views, *sent)
 
     def describe(self, step: int) -> dict[str, Any]:
         draws = self._draws(step)
-        indices, _ = self._images(draws)
+        indices = self._rows_of(self._positions(draws)[0])
         labeled, unlabeled = np.split(indices, [self._layout.labeled])
         return {
             "step": step,
@@ -227,7 +226,7 @@ class FileLoader:
     def _damaged(self, step: int) -> dict[int, str]:
         """Files of a step that cannot be used, one by one: data set row to reason."""
         found = {}
-        indices = list(dict.fromkeys(self._images(self._draws(step))[0].tolist()))
+        indices = list(dict.fromkeys(self._rows_of(self._positions(self._draws(step))[0]).tolist()))
         for i in indices:
             row = self._rows[i]
             # The list is the limit of the size: another size is not decoded.
@@ -245,29 +244,31 @@ class FileLoader:
                     found[i] = REFUSED
         return found
 
-    def _images(self, draws: StepDraws) -> tuple[np.ndarray, int]:
-        """Dataset rows int64 [b + m] of a step with damaged ones replaced, and how many were."""
-        indices = np.concatenate(
-            [
-                self._split.labeled[draws.labeled_positions],
-                self._split.unlabeled[draws.unlabeled_positions],
-            ]
-        )
+    def _rows_of(self, positions: np.ndarray) -> np.ndarray:
+        """Dataset rows int64 [b + m] of positions, labeled ones first."""
+        labeled, unlabeled = np.split(positions, [self._layout.labeled])
+        return np.concatenate([self._split.labeled[labeled], self._split.unlabeled[unlabeled]])
+
+    def _positions(self, draws: StepDraws) -> tuple[np.ndarray, int]:
+        """Positions int64 [b + m] of a step with damaged images replaced, and how many were."""
+        positions = np.concatenate([draws.labeled_positions, draws.unlabeled_positions])
         if not self._bad:
-            return indices, 0
-        bad = [j for j, i in enumerate(indices.tolist()) if i in self._bad]
+            return positions, 0
+        rows = self._rows_of(positions).tolist()
+        bad = [j for j, i in enumerate(rows) if i in self._bad]
         b = self._layout.labeled
         for j in bad:
             kind = int(j >= b)
             place = self._rank * (self._layout.unlabeled if kind else b) + j - kind * b
-            indices[j] = self._replacement(draws.step, kind, place, int(indices[j]))
-        return indices, len(bad)
+            positions[j] = self._replacement(draws.step, kind, place, int(positions[j]))
+        return positions, len(bad)
 
-    def _replacement(self, step: int, kind: int, place: int, dataset_row: int) -> int:
-        """Another dataset row for a place in the global batch of a step."""
-        members = (self._split.labeled, self._split.unlabeled)[kind]
+    def _replacement(self, step: int, kind: int, place: int, position: int) -> int:
+        """Another position for a place in the global batch of a step."""
+        rows = (self._split.labeled, self._split.unlabeled)[kind]
+        members = np.arange(len(rows))
         if kind == 0:
-            members = members[self._dataset.labels[members] == self._dataset.labels[dataset_row]]
+            members = members[self._targets == self._targets[position]]
         for attempt in range(ATTEMPTS):
             word = raw_words(
                 self._seed,
@@ -278,10 +279,10 @@ class FileLoader:
                 lane=2 * attempt + kind,
             )
             candidate = int(members[below(word & _MASK32, len(members))[0]])
-            if candidate not in self._bad:
+            if int(rows[candidate]) not in self._bad:
                 return candidate
         raise UserError(
-            f"{self._rows[dataset_row].image} is damaged, and so are {ATTEMPTS} {_KINDS[kind]} "
+            f"{self._rows[rows[position]].image} is damaged, and so are {ATTEMPTS} {_KINDS[kind]} "
             "images drawn in its place; repair the data set"
         )
 
@@ -325,7 +326,8 @@ class FileLoader:
 
     def _prepare(self, draws: StepDraws) -> _Prepared:
         layout, side = self._layout, self._augment.image_size
-        indices, replaced = self._images(draws)
+        positions, replaced = self._positions(draws)
+        indices = self._rows_of(positions)
         parts = []
         for kind, (rows, views) in enumerate(
             zip(
@@ -351,7 +353,7 @@ class FileLoader:
             joined = [np.concatenate(arrays) for arrays in zip(*per_kind, strict=True)]
             # The weak view has no table. DALI takes C order only, which joining lost.
             inputs += [np.ascontiguousarray(array) for array in joined[: 4 if view else 3]]
-        return _Prepared(draws.step, indices, replaced, tuple(inputs))
+        return _Prepared(draws.step, positions, replaced, tuple(inputs))
 
     @staticmethod
     def _view_inputs(

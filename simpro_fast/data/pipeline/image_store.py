@@ -44,6 +44,7 @@ class ImageStore:
     ) -> None:
         self._labeled, self._unlabeled = dataset.images, dataset.unlabeled_pool
         self._dataset_rows = split.labeled, split.unlabeled
+        self._own = len(split.labeled) - split.num_pseudo_labeled
         self._side, self._device = dataset.image_size, device
         self._on_device: Tensor | None = None
         self._device_rows: tuple[np.ndarray, np.ndarray]
@@ -69,12 +70,14 @@ class ImageStore:
             device_rows = [labeled[labeled_positions], unlabeled[unlabeled_positions]]
             return self._on_device, np.concatenate(device_rows)
         labeled, unlabeled = self._dataset_rows
+        # Unlabeled images that a method has labeled come from the other pool.
+        joined = labeled_positions >= self._own
+        own_rows = np.where(joined, labeled[0], labeled[labeled_positions])
         images = np.concatenate(
-            [
-                self._labeled[labeled[labeled_positions]],
-                self._unlabeled[unlabeled[unlabeled_positions]],
-            ]
+            [self._labeled[own_rows], self._unlabeled[unlabeled[unlabeled_positions]]]
         )
+        if joined.any():
+            images[: len(joined)][joined] = self._unlabeled[labeled[labeled_positions[joined]]]
         gathered = torch.from_numpy(images)
         if self._device.type == "cuda":
             gathered = gathered.pin_memory().to(self._device, non_blocking=True)
@@ -108,7 +111,10 @@ class ImageStore:
         labeled and of the unlabeled positions."""
         labeled, unlabeled = self._dataset_rows
         if self._labeled is not self._unlabeled:
-            rows = np.arange(len(labeled) + len(unlabeled))
-            return (labeled, unlabeled), rows[: len(labeled)], rows[len(labeled) :]
+            own = self._own
+            rows = np.arange(own + len(unlabeled))
+            order = np.argsort(unlabeled)
+            joined = order[np.searchsorted(unlabeled, labeled[own:], sorter=order)]
+            return (labeled[:own], unlabeled), np.append(rows[:own], own + joined), rows[own:]
         used, rows = np.unique(np.concatenate([labeled, unlabeled]), return_inverse=True)
         return (used, unlabeled[:0]), rows[: len(labeled)], rows[len(labeled) :]

@@ -12,7 +12,8 @@ from simpro_fast.data.batch import Batch, BatchLayout, StepCounter
 class SyntheticLoader:
     """The same random batch at every step.
 
-    Views are standard normal, labels uniform; both are functions of `seed` alone.
+    Views are standard normal, labels uniform; both are functions of `seed` alone. Positions count
+    from 0.
     """
 
     def __init__(
@@ -32,11 +33,14 @@ class SyntheticLoader:
             num_classes, (layout.labeled + layout.unlabeled,), generator=generator
         ).to(device)
         self._targets, self._truth = labels.split([layout.labeled, layout.unlabeled])
+        self._positions = [
+            torch.arange(count, device=device) for count in (layout.labeled, layout.unlabeled)
+        ]
         self._counter = StepCounter(start_step)
 
     def next(self, step: int) -> Batch:
         self._counter.take(step)
-        return Batch(step, self._views, self._targets, self._truth)
+        return Batch(step, self._views, self._targets, self._truth, *self._positions)
 
     def describe(self, step: int) -> dict[str, Any]:
         return {"step": step, "synthetic": True}

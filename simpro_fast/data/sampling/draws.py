@@ -45,6 +45,7 @@ class Stream(IntEnum):
     AUGMENT_LABELED = 3
     AUGMENT_UNLABELED = 4
     REPLACEMENT = 7
+    METHOD = 8
 
 
 class _Purpose(IntEnum):
@@ -90,6 +91,22 @@ def raw_words(
         "uinteger": 0,
     }
     return generator.random_raw(count)
+
+
+def uniforms(seed: int, step: int, kind: int, *, start: int, count: int, each: int) -> Array:
+    """What a method draws for the images of a step: float32 [count, each] in [0, 1).
+
+    Args:
+        kind: 0 for labeled images, 1 for unlabeled ones.
+        start: place of the first of these images in the global batch.
+    """
+    blocks = -(-each // 4)
+    words = raw_words(
+        seed, Stream.METHOD, step, start_block=start * blocks, count=4 * count * blocks, lane=kind
+    )
+    # 24 bits are what float32 holds below 1.
+    fractions = (words >> np.uint64(40)).astype(np.float32) * np.float32(2**-24)
+    return fractions.reshape(count, 4 * blocks)[:, :each]
 
 
 def below(u32: Array, n: int | Array) -> Array:

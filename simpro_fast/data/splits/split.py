@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +41,31 @@ class Split:
     """Per class."""
     overlap: bool
     """Whether the unlabeled set holds the labeled images as well."""
+    pseudo_labels: np.ndarray | None = None
+    """int64 [P], of the last P labeled images, which a method took out of the unlabeled list and
+    labeled itself; None: it did not."""
+
+    def targets(self, dataset: ArrayDataset) -> np.ndarray:
+        """int64 [N] labels of the labeled images, for training."""
+        own = len(self.labeled) - self.num_pseudo_labeled
+        found = dataset.labels[self.labeled[:own]]
+        return found if self.pseudo_labels is None else np.concatenate([found, self.pseudo_labels])
+
+    @property
+    def num_pseudo_labeled(self) -> int:
+        """P."""
+        return 0 if self.pseudo_labels is None else len(self.pseudo_labels)
+
+    def with_pseudo_labeled(self, positions: np.ndarray, labels: np.ndarray) -> Split:
+        """This split with unlabeled images among the labeled ones, in place of earlier such.
+
+        Args:
+            positions: int64 [P] in `unlabeled`. labels: int64 [P], 0 .. K-1.
+        """
+        own = self.labeled[: len(self.labeled) - self.num_pseudo_labeled]
+        return replace(
+            self, labeled=np.concatenate([own, self.unlabeled[positions]]), pseudo_labels=labels
+        )
 
     def hash(self) -> str:
         """sha256 over the little-endian int64 lists labeled, unlabeled, test."""

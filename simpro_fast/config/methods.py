@@ -1,0 +1,164 @@
+"""The keys of each training method, and which method a name means.
+
+`MethodConfig` has the keys that every method takes; a method's own are the fields of its subclass,
+so that an option of another method is an unknown key. Torch is not imported here: the classes that
+train are named by their import path and looked up when they are built.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from simpro_fast.config.section import ROUNDING, Section
+from simpro_fast.errors import ConfigError
+from simpro_fast.utils.dotted_path import import_function, is_dotted
+
+
+class MethodConfig(Section):
+    """What every method takes."""
+
+    labeled_views: ClassVar[int] = 2
+    """L where `data.labeled_views` does not say; 2 is weak and strong, as SimPro trains."""
+    strong_views: ClassVar[int] = 2
+    """V where `data.strong_views` does not say."""
+    paper_views: ClassVar[tuple[int, int] | None] = None
+    """(L, V) of `variant=paper` where they are others."""
+    alpha_by_sizes: ClassVar[bool] = False
+    """Whether `alpha=auto` follows from the sizes of the sets; else it is 1."""
+    smoke: ClassVar[dict[str, Any]] = {}
+    """What `--smoke` sets of the method's own keys, so that three steps of periods of two reach
+    all of its phases."""
+
+    name: str
+    """A method of docs/methods.md, or the dotted path of a class of one's own."""
+    variant: Literal["released", "paper"] = "released"
+    """`released` follows the published code, `paper` the paper, where they differ; each method says
+    how. Of SimPro: views, floors, alpha and the normaliser of pi_u; where its equations and its
+    Algorithm 1 differ, `paper` keeps the algorithm: pseudo-labels have tau (the equation has none),
+    and only images above the threshold count for pi_u (the equation averages all of them)."""
+    threshold: float = Field(0.95, ge=0, le=100)
+    """A weak view whose largest probability is below it is masked; above 1 masks everything."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Moving average of pi_u and phi, applied once per period; every method tracks both."""
+    alpha: Literal["auto"] | float = "auto"
+    """Weight of the labeled loss; `auto`: 1, and in SimPro derived from the set sizes."""
+    alpha_max: float | None = Field(None, gt=0)
+    """Upper bound of `alpha`; short runs on small unlabeled sets need 1."""
+    impl: Literal["auto", "triton", "eager", "compile"] = Field("auto", **ROUNDING)
+    """Loss kernels: `auto` takes Triton on CUDA and eager PyTorch elsewhere; `compile` is the eager
+    reference through torch.compile."""
+
+    @model_validator(mode="after")
+    def _check_alpha(self) -> MethodConfig:
+        if not isinstance(self.alpha, str) and self.alpha <= 0:
+            raise ValueError(f"alpha must be positive or 'auto', got {self.alpha}")
+        return self
+
+    @property
+    def views(self) -> tuple[int, int]:
+        """(L, V) that the method asks for."""
+        if self.variant == "paper" and self.paper_views is not None:
+            return self.paper_views
+        return self.labeled_views, self.strong_views
+
+    @classmethod
+    def own_keys(cls) -> list[str]:
+        """The keys that other methods do not have, or not in this sense."""
+        return [key for key in cls.model_fields if key not in MethodConfig.model_fields]
+
+
+class SimProConfig(MethodConfig):
+    """SimPro (ICML 2024), Algorithm 1."""
+
+    paper_views = (1, 1)
+    alpha_by_sizes = True
+    name: str = "simpro"
+    tau: float = Field(2.0, ge=0, le=100)
+    """Strength of both logit adjustments."""
+    hard: bool = False
+    """One-hot pseudo-labels."""
+    adjust_pseudo_labels: bool = True
+    """Ablation: false removes tau * log pi_u from the pseudo-labels (no E step)."""
+    adjust_loss: bool = True
+    """Ablation: false removes tau * log phi from both losses (no M step)."""
+
+
+class FixMatchConfig(MethodConfig):
+    """FixMatch (NeurIPS 2020), the baseline without class priors."""
+
+    paper_views = (1, 1)
+    name: str = "fixmatch"
+    hard: bool = True
+    """False trains on the soft pseudo-labels."""
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """A method that `method.name` can mean."""
+
+    keys: type[MethodConfig]
+    target: str | type
+    """What trains: a class, or `module:Class` that is not imported before it is needed."""
+
+
+METHODS: dict[str, MethodEntry] = {
+    "simpro": MethodEntry(SimProConfig, "simpro_fast.methods.simpro:SimPro"),
+    "fixmatch": MethodEntry(FixMatchConfig, "simpro_fast.methods.fixmatch:FixMatch"),
+}
+"""By name, in the order in which they are listed; classes of one's own are added when they are
+first named, or by `simpro_fast.methods.register_method`."""
+
+DEFAULT = "simpro"
+
+
+def method_entry(name: str, *, may_import: bool = True) -> MethodEntry:
+    """What `method.name` means; a dotted path is imported and remembered.
+
+    Args:
+        may_import: False for names out of files that others may have written, such as checkpoints:
+            importing what they name would run code of their choice.
+
+    Raises:
+        ConfigError: no such method, with the nearest name; or the path leads to none.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    if not may_import or not is_dotted(name):
+        raise _unknown(name)
+    found = import_function("method.name", name)
+    entry = entry_of(name, found)
+    METHODS[name] = entry
+    return entry
+
+
+def entry_of(name: str, found: Any) -> MethodEntry:
+    """The entry of a class that trains, by what it says of itself.
+
+    Raises:
+        ConfigError: it is no such class.
+    """
+    keys = getattr(found, "Config", None)
+    if not (isinstance(keys, type) and issubclass(keys, MethodConfig)):
+        raise ConfigError(
+            f"method.name={name}: it must be a subclass of simpro_fast.methods.Method whose "
+            "`Config` is a MethodConfig; docs/methods.md shows one"
+        )
+    return MethodEntry(keys, found)
+
+
+def _unknown(name: str) -> ConfigError:
+    close = difflib.get_close_matches(name, METHODS, n=1)
+    hint = f"; did you mean '{close[0]}'?" if close else ""
+    return ConfigError(
+        f"method.name={name[:100]!r} is not one of {', '.join(METHODS)}, nor the dotted path of a "
+        f"class such as my_package.MyMethod{hint}"
+    )
+
+
+def methods_with(key: str) -> list[str]:
+    """Methods that have an option of this name."""
+    return [name for name, entry in METHODS.items() if key in entry.keys.own_keys()]

@@ -1,0 +1,158 @@
+"""Tables that people make: CSV by the separator, the encoding and the column names they have.
+
+Written by us, a table is UTF-8 with commas and our names. Spreadsheets write semicolons, tabs and
+UTF-16, other programs `filename,class`. What the first line leaves no doubt about is taken and
+logged; anything else is an error that says what was found.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from simpro_fast.errors import UserError
+from simpro_fast.utils.regular_file import read_regular
+
+logger = logging.getLogger(__name__)
+
+_SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab"}
+OTHER_NAMES = {
+    "path": (
+        *("filename", "file_name", "file", "filepath", "file_path"),
+        *("image", "image_path", "image_name", "img", "img_path"),
+    ),
+    "label": ("class", "class_name", "category", "target"),
+}
+"""What other programs call our columns; taken where ours is missing and no two could be meant."""
+_SHOWN = 120
+
+
+@dataclass(frozen=True)
+class Table:
+    """The lines of a table below its first, by column."""
+
+    columns: tuple[str, ...]
+    """Our names where they are known, else as written."""
+    records: list[tuple[int, dict[str, str]]]
+    """Number of the line and its values."""
+    unfinished: bool
+    """The last line has no end, as where a copy broke off, or as some editors leave it."""
+
+
+def read_table(path: Path, missing: str) -> Table:
+    """Read a CSV file with a column `path`.
+
+    Args:
+        missing: the cure when the file cannot be read.
+
+    Raises:
+        UserError: it cannot be read, has no column `path`, is cut off within a line or is no CSV.
+            Names the file, the line and what was found.
+    """
+    try:
+        data = read_regular(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); {missing}") from None
+    text, encoding = _decoded(path, data)
+    separator, columns, renamed = _header(path, text)
+    taken = [
+        *([encoding] if encoding else []),
+        *([f"separated by a {_SEPARATORS[separator]}"] if separator != "," else []),
+        *(f"column {name!r} is taken as {ours}" for name, ours in renamed.items()),
+    ]
+    if taken:
+        logger.info("%s: %s", path, ", ".join(taken))
+    unfinished = not text.endswith(("\n", "\r"))
+    records = list(_records(path, text, separator, columns, unfinished))
+    return Table(columns, records, unfinished)
+
+
+def cut_off(path: Path, line: int, found: str) -> UserError:
+    """The refusal of a table whose end is missing."""
+    return UserError(
+        f"{path} line {line}: {found}, and the line has no end: the file was cut off; copy it again"
+    )
+
+
+def _decoded(path: Path, data: bytes) -> tuple[str, str]:
+    """The text, and the name of its encoding if that is not UTF-8; bytes of no text stay."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        try:
+            return data.decode("utf-16"), "UTF-16"
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{path}: is not whole in UTF-16 ({error.reason}); save it as UTF-8"
+            ) from None
+    text = data.decode("utf-8-sig", "surrogateescape")
+    if "\0" in text.partition("\n")[0]:
+        raise UserError(
+            f"{path}: its first line holds NUL characters, as UTF-16 without its mark has; save "
+            "it as UTF-8"
+        )
+    return text, ""
+
+
+def _header(path: Path, text: str) -> tuple[str, tuple[str, ...], dict[str, str]]:
+    """The separator, our names of the columns, and those that were written otherwise."""
+    doubt = ""
+    for separator in _SEPARATORS:
+        try:
+            written = next(csv.reader(io.StringIO(text, newline=""), delimiter=separator), [])
+        except csv.Error:
+            continue
+        names = [name.strip().casefold() for name in written]
+        columns = list(written)
+        renamed: dict[str, str] = {}
+        for ours, others in OTHER_NAMES.items():
+            meant = [i for i, name in enumerate(names) if name == ours]
+            meant = meant or [i for i, name in enumerate(names) if name in others]
+            if len(meant) > 1:
+                both = " and ".join(repr(written[i]) for i in meant)
+                doubt = f": {both} could each be the {ours}; call one of them `{ours}`"
+            elif meant:
+                columns[meant[0]] = ours
+                if written[meant[0]] != ours:
+                    renamed[written[meant[0]]] = ours
+        if "path" in columns and not doubt:
+            twice = next((name for name in columns if columns.count(name) > 1), None)
+            if twice is not None:
+                raise UserError(f"{path}: has the column {twice!r} twice; leave one out")
+            return separator, tuple(columns), renamed
+    first = (text.splitlines() or [""])[0]
+    found = "is empty" if not first else f"is {first[:_SHOWN]!r}"
+    raise UserError(
+        f"{path}: has no column `path`"
+        + (doubt or f"; its first line {found}, expected are names of columns, such as path,label")
+    )
+
+
+def _records(
+    path: Path, text: str, separator: str, columns: Sequence[str], unfinished: bool
+) -> Iterator[tuple[int, dict[str, str]]]:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    width, line = len(columns), 0
+    short: tuple[int, int] | None = None
+    try:
+        for number, values in enumerate(reader):
+            line = reader.line_num
+            if number == 0 or not values:  # an empty line is none
+                continue
+            if len(values) > width:
+                raise UserError(
+                    f"{path} line {line}: {len(values)} values under {width} column(s); put a name "
+                    f"that holds the separator {separator!r} in quotes"
+                )
+            short = (line, len(values)) if len(values) < width else None
+            yield line, dict(zip(columns, [*values, *[""] * (width - len(values))], strict=True))
+    except csv.Error as error:
+        reason = str(error)
+        if "unexpected end" in reason:
+            reason = "it ends within quotes: cut off, or a quote is missing"
+        raise UserError(f"{path} line {reader.line_num}: not CSV ({reason})") from None
+    if unfinished and short is not None:
+        raise cut_off(path, short[0], f"{short[1]} of {width} values")

@@ -1,0 +1,74 @@
+"""What a look at a data set found: for the terminal, and as `report.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from simpro_fast.data.files.check import Checked
+from simpro_fast.data.files.decode import is_heif_name
+from simpro_fast.data.files.manifest import Row
+from simpro_fast.data.files.skipped import Ignored
+from simpro_fast.printable import printable
+from simpro_fast.utils.names import look_alikes
+from simpro_fast.utils.terminal import plain_table, rendered
+
+_SHOWN = 50
+_SHOWN_CLASSES = 100
+
+
+def summary_lines(checked: Checked, ignored: Ignored, file: TextIO) -> Iterator[str]:
+    """The summary as `file` can show it, names made printable."""
+    counts = checked.counts()
+    totals = {split: sum(of.values()) for split, of in counts.items()}
+    names = checked.manifest.class_names
+    evaluated = totals["val"] + totals["test"]
+    yield (
+        f"{len(names)} classes, {totals['labeled']} labeled, {totals['unlabeled']} unlabeled, "
+        f"{evaluated} val images, {sum(ignored.counts.values())} ignored"
+    )
+    table = plain_table("  class", "labeled", "val")
+    for name in names[:_SHOWN_CLASSES]:
+        tested = counts["val"][name] + counts["test"][name]
+        table.add_row(f"  {printable(name)}", str(counts["labeled"][name]), str(tested))
+    yield rendered(table, file)
+    if len(names) > _SHOWN_CLASSES:
+        yield f"  ... and {len(names) - _SHOWN_CLASSES} more, all in report.json"
+    for line in ignored.lines():
+        yield f"ignored: {printable(line)}"
+    for line in _notes(checked, ignored, evaluated):
+        yield f"note: {printable(line)}"
+    problems = checked.problems()
+    for row in problems[:_SHOWN]:
+        yield printable(f"{row.image}: {row.status}")
+    if len(problems) > _SHOWN:
+        yield f"... and {len(problems) - _SHOWN} more"
+
+
+def _notes(checked: Checked, ignored: Ignored, evaluated: int) -> Iterator[str]:
+    yield from ignored.notes
+    for pair in look_alikes(checked.manifest.class_names):
+        yield f"classes {pair}; if they are one, give them one name"
+    if checked.repeats:
+        yield f"{checked.repeats} images occur again in their own set; they stay"
+    heic = sum(is_heif_name(row.member or row.path) for row in checked.manifest.usable().rows)
+    if heic:
+        yield f"{heic} HEIC images can be trained on from the packed array alone (data.packed)"
+    if not evaluated:
+        yield "no val images; set data.holdout_per_class, or nothing is measured"
+
+
+def report(checked: Checked, ignored: Ignored) -> dict[str, Any]:
+    """The content of `report.json`."""
+    return {
+        "class_names": list(checked.manifest.class_names),
+        "counts": {split: dict(sorted(of.items())) for split, of in checked.counts().items()},
+        "ignored": dict(ignored.counts),
+        "repeats": checked.repeats,
+        "problems": [_problem(row) for row in checked.problems()],
+    }
+
+
+def _problem(row: Row) -> dict[str, str]:
+    member = {"member": row.member} if row.member else {}
+    return {"path": row.path, **member, "reason": row.status}

@@ -1,0 +1,198 @@
+"""Class shares of unlabeled images with intervals, from predicted classes and a confusion matrix.
+
+Model (after Ziegler and Czyż, "Bayesian Quantification with Black-Box Estimators", TMLR 2024), for
+K classes, true class y and predicted class c:
+
+    shares             ~ Dirichlet(share_prior, ..., share_prior)
+    rates[y]           ~ Dirichlet(row_prior[y])                        what class y is taken for
+    confusion[y]       ~ Multinomial(validation images of y, rates[y])
+    predicted          ~ Multinomial(images of the heap, shares @ rates)
+
+It assumes that images of a class are confused alike in the validation set and in the heap, and
+nothing about the network's probabilities. Gibbs sampling with the true classes of the heap's images
+(counts by true and predicted class) as latent variables makes every step conjugate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+GIBBS_CLASSES = 64
+CHAINS = 4
+HEAP_PER_VALIDATION = 5
+ENOUGH_R_HAT = 1.02
+_FIRST_DRAWS = 1000
+_MOST_DRAWS = 32_000
+_INDEPENDENT_DRAWS = 400
+
+
+@dataclass(frozen=True, eq=False)
+class ShareIntervals:
+    """Posterior of the shares; arrays are float64 [K]."""
+
+    estimate: np.ndarray
+    """Posterior mean; sums to 1."""
+    low: np.ndarray
+    high: np.ndarray
+    """Of the central interval."""
+    sampler: Literal["gibbs", "independent"]
+    draws: int
+    """Of all chains together, after the warm-up."""
+    converged: bool
+    """Whether the chains agree as closely as was asked for; true for independent draws."""
+
+
+def default_row_prior(classes: int) -> np.ndarray:
+    """[K, K] with the weight of one validation image per class: half of it on the right class, half
+    spread evenly over all."""
+    return 0.5 * np.eye(classes) + 0.5 / classes
+
+
+def bayesian_shares(
+    confusion: np.ndarray,
+    predicted: np.ndarray,
+    *,
+    seed: int,
+    level: float = 0.95,
+    share_prior: float = 1.0,
+    row_prior: np.ndarray | None = None,
+    enough_r_hat: float = ENOUGH_R_HAT,
+) -> ShareIntervals:
+    """Posterior of the class shares of a heap.
+
+    A heap of more than five times as many images as the validation set counts as five times as
+    many: the uncertainty then is mostly that of the confusion matrix (intervals are at most a tenth
+    wider than with all images), while the sampler needs steps in proportion to the ratio.
+
+    Up to 64 classes by Gibbs sampling; the chains are lengthened until they agree, up to 32,000
+    steps of each. With more classes that takes too long: there 400 independent draws, each of rates
+    and of a predicted distribution from their own posteriors and the shares of greatest likelihood
+    for the two, stand in for the posterior. Where shares are small against their uncertainty these
+    intervals reach down to 0.
+
+    Args:
+        confusion: validation counts [K, K], rows true, columns predicted. A class without
+            validation images has the prior's rates, and a wide interval.
+        predicted: [K] images of the heap by predicted class.
+        seed: the result is a function of it and of the counts.
+        level: of the interval.
+        share_prior: 1 is uniform over all shares.
+        row_prior: [K, K], positive; None: `default_row_prior`.
+        enough_r_hat: agreement of the chains at which to stop.
+
+    Raises:
+        ValueError: shapes that do not fit, negative counts, or no image in either.
+    """
+    confusion, predicted = _checked(confusion, predicted)
+    rng = np.random.default_rng(seed)
+    classes = len(predicted)
+    rows = confusion + (default_row_prior(classes) if row_prior is None else row_prior)
+    if classes <= GIBBS_CLASSES:
+        heap = _at_most(predicted, HEAP_PER_VALIDATION * int(confusion.sum()))
+        sample, r_hat = _gibbs(rng, rows, heap, share_prior, enough_r_hat)
+        sampler: Literal["gibbs", "independent"] = "gibbs"
+    else:
+        drawn = [_independent(rng, rows, predicted)[1] for _ in range(_INDEPENDENT_DRAWS)]
+        sample, r_hat, sampler = np.stack(drawn), 1.0, "independent"
+    tail = 50 * (1 - level)
+    low, high = np.percentile(sample, [tail, 100 - tail], axis=0)
+    return ShareIntervals(
+        sample.mean(axis=0), low, high, sampler, len(sample), bool(r_hat <= enough_r_hat)
+    )
+
+
+def _gibbs(
+    rng: np.random.Generator,
+    rows: np.ndarray,
+    heap: np.ndarray,
+    share_prior: float,
+    enough_r_hat: float,
+) -> tuple[np.ndarray, float]:
+    """Draws [n, K] of the shares, and how far the chains are apart."""
+    starts = [_independent(rng, rows, heap) for _ in range(CHAINS)]
+    rates, shares = (np.stack(parts) for parts in zip(*starts, strict=True))
+    kept: list[np.ndarray] = []
+    draws = _FIRST_DRAWS
+    while True:
+        while len(kept) < draws:
+            weights = shares[:, :, None] * rates
+            by_predicted = (weights / weights.sum(axis=1, keepdims=True)).swapaxes(1, 2)
+            # [chain, predicted, true]
+            latent = rng.multinomial(heap, by_predicted).swapaxes(1, 2)
+            shares = _dirichlet(rng, share_prior + latent.sum(axis=2))
+            rates = _dirichlet(rng, rows + latent)
+            kept.append(shares)
+        sample = np.stack(kept[draws // 2 :], axis=1)
+        r_hat = split_r_hat(sample)
+        if r_hat <= enough_r_hat or 2 * draws > _MOST_DRAWS:
+            return sample.reshape(-1, len(heap)), r_hat
+        draws *= 2
+
+
+def _independent(
+    rng: np.random.Generator, rows: np.ndarray, predicted: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """One draw of rates [K, K] and of a predicted distribution, each from its posterior without
+    regard to the other, and the shares [K] of greatest likelihood for them (by EM)."""
+    rates, q = _dirichlet(rng, rows), _dirichlet(rng, predicted + 1 / len(predicted))
+    shares = np.full(len(q), 1 / len(q))
+    for _ in range(300):
+        moved = shares * (rates @ (q / (shares @ rates)))
+        change = np.abs(moved - shares).sum()
+        shares = moved
+        if change < 1e-4:
+            break
+    return rates, np.maximum(shares, 1e-12)
+
+
+def split_r_hat(sample: np.ndarray) -> float:
+    """The largest potential scale reduction of halved chains (Gelman et al., Bayesian Data Analysis
+    3, section 11.4).
+
+    Args:
+        sample: [chains, draws, K].
+    """
+    half = sample.shape[1] // 2
+    parts = np.concatenate([sample[:, :half], sample[:, half : 2 * half]])
+    within = parts.var(axis=1, ddof=1).mean(axis=0)
+    between = parts.mean(axis=1).var(axis=0, ddof=1)
+    ratio = np.divide(between, within, out=np.zeros_like(within), where=within > 0)
+    return float(np.sqrt((half - 1) / half + ratio).max())
+
+
+def _dirichlet(rng: np.random.Generator, weights: np.ndarray) -> np.ndarray:
+    """Over the last axis. Draws of tiny weights underflow; a row of zeros would be no distribution,
+    and a 0 could not be left again."""
+    draws = np.maximum(rng.standard_gamma(weights), 1e-200)
+    return draws / draws.sum(axis=-1, keepdims=True)
+
+
+def _at_most(counts: np.ndarray, most: int) -> np.ndarray:
+    """Counts scaled down to a sum of `most`, rounded by largest remainders; int64 [K]."""
+    total = int(counts.sum())
+    if total <= most:
+        return counts
+    exact = counts * (most / total)
+    floor = np.floor(exact).astype(np.int64)
+    rest = np.argsort(floor - exact, kind="stable")[: most - int(floor.sum())]
+    floor[rest] += 1
+    return floor
+
+
+def _checked(confusion: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    confusion, predicted = np.asarray(confusion), np.asarray(predicted)
+    classes = len(predicted)
+    if predicted.ndim != 1 or confusion.shape != (classes, classes):
+        raise ValueError(
+            f"confusion must be [K, K] and predicted [K], got {list(confusion.shape)} and "
+            f"{list(predicted.shape)}"
+        )
+    for name, counts in (("confusion", confusion), ("predicted", predicted)):
+        if counts.dtype.kind not in "iu" or (counts < 0).any():
+            raise ValueError(f"{name} must hold counts: integers that are not negative")
+        if not counts.sum():
+            raise ValueError(f"{name} counts no image")
+    return confusion.astype(np.int64), predicted.astype(np.int64)

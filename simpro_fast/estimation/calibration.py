@@ -1,0 +1,95 @@
+"""Intervals of accuracies, and how far probabilities can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import log_softmax, ndtri
+
+BINS = 15
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 100.0
+
+
+def wilson_interval(
+    correct: np.ndarray, count: np.ndarray, level: float = 0.95
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds of a proportion (Wilson, JASA 1927), elementwise; NaN where count is 0."""
+    z2 = float(ndtri(0.5 + level / 2)) ** 2
+    correct, count = np.asarray(correct, np.float64), np.asarray(count, np.float64)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = correct / count
+        centre = (share + z2 / (2 * count)) / (1 + z2 / count)
+        half = np.sqrt(z2 * (share * (1 - share) + z2 / (4 * count)) / count) / (1 + z2 / count)
+    return np.clip(centre - half, 0, 1), np.clip(centre + half, 0, 1)
+
+
+def mean_interval(
+    correct: np.ndarray, count: np.ndarray, level: float = 0.95
+) -> tuple[float, float] | None:
+    """Bounds of the mean over classes of their accuracies, from independent Wilson intervals.
+
+    Each side of every class's interval counts like a standard error: distances to the bounds are
+    added in squares (Newcombe's method MOVER; Zou and Donner, Statistics in Medicine 2008).
+
+    Args:
+        correct, count: [K]; classes without images are left out.
+
+    Returns:
+        Shares of 1; None where no class has images.
+    """
+    present = np.asarray(count) > 0
+    if not present.any():
+        return None
+    correct, count = np.asarray(correct)[present], np.asarray(count)[present]
+    accuracy = correct / count
+    low, high = wilson_interval(correct, count, level)
+    below = np.sqrt(((accuracy - low) ** 2).sum()) / len(count)
+    above = np.sqrt(((high - accuracy) ** 2).sum()) / len(count)
+    return float(accuracy.mean() - below), float(accuracy.mean() + above)
+
+
+def expected_calibration_error(
+    count: np.ndarray, confidence: np.ndarray, correct: np.ndarray
+) -> float:
+    """Mean over images of |accuracy - mean confidence| of their bin (Naeini et al., AAAI 2015).
+
+    Args:
+        count, confidence, correct: sums per bin of equal width of the largest probability, [bins].
+    """
+    return float(np.abs(np.asarray(correct) - np.asarray(confidence)).sum() / np.sum(count))
+
+
+def fit_temperature(
+    logits: np.ndarray,
+    targets: np.ndarray,
+    total: Callable[[float], float] = float,
+) -> float | None:
+    """T of the smallest negative log-likelihood of softmax(logits / T) (Guo et al., ICML 2017).
+
+    In 1/T the likelihood is convex, so its derivative has one root.
+
+    Args:
+        logits: [n, K]. -inf is a class that cannot be.
+        targets: [n], none of a class with -inf.
+        total: sums a number over all ranks where each holds some of the images.
+
+    Returns:
+        None where there is no such T between 0.01 and 100: all images are classified rightly, or
+        chance would do better.
+    """
+    targets = np.asarray(targets)
+    scores = np.asarray(logits, np.float64)
+    chosen = scores[np.arange(len(targets)), targets]
+    finite = np.where(np.isfinite(scores), scores, 0.0)
+
+    def slope(inverse: float) -> float:
+        """Derivative of the negative log-likelihood by 1/T."""
+        expected = (np.exp(log_softmax(inverse * scores, axis=1)) * finite).sum(axis=1)
+        return total(float((expected - chosen).sum()))
+
+    low, high = 1 / HIGHEST_TEMPERATURE, 1 / LOWEST_TEMPERATURE
+    if slope(low) >= 0 or slope(high) <= 0:
+        return None
+    return 1 / float(brentq(slope, low, high, xtol=1e-8, rtol=1e-8))

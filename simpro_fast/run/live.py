@@ -1,0 +1,173 @@
+"""How a run stands, from its files alone; nothing is locked, so no start is ever in its way."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simpro_fast.config import Config, load_config
+from simpro_fast.errors import UserError
+from simpro_fast.fault_tolerance.heartbeat import Beat, Heartbeats
+from simpro_fast.fault_tolerance.launchers import is_running
+from simpro_fast.fault_tolerance.watchdog import BEATS, ENDED, NOTES
+from simpro_fast.printable import printable, printables
+from simpro_fast.report.runs import read_metrics
+from simpro_fast.run.directory import RunDirectory
+from simpro_fast.run.lock import lock_path
+from simpro_fast.utils.atomic_write import read_json
+from simpro_fast.utils.machine import host_name
+from simpro_fast.utils.regular_file import read_text
+
+RUNNING, STARTING = "running", "starting"
+FINISHED, FAILED, PREEMPTED, INTERRUPTED = "finished", "failed", "preempted", "interrupted"
+STALE = "stale"
+SILENT_SECONDS = 60.0
+"""Without a beat; then a rank of another machine counts as gone. Ranks beat every 10 s."""
+_HOLDER = re.compile(r"process (\d+) on (\S+)")
+
+
+@dataclass(frozen=True)
+class RankLife:
+    """What a rank last said."""
+
+    beat: Beat
+    age: float
+    """Seconds since then, by the times of files."""
+    alive: bool
+    """Its process runs; of another machine: it has beaten within `SILENT_SECONDS`."""
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """A run at one moment."""
+
+    path: Path
+    config: Config
+    state: str
+    """One of the constants above."""
+    message: str
+    """Why it ended before its time; else empty."""
+    step: int
+    rows: list[dict[str, Any]]
+    """Of metrics.jsonl."""
+    class_names: list[str]
+    """Empty before the split is made."""
+    unlabeled_counts: list[int] | None
+    """Images per class; None where the truth is unknown."""
+    ranks: list[RankLife]
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state not in (RUNNING, STARTING)
+
+    def last(self, key: str) -> Any:
+        """The newest value of a metric that is not null; None without any."""
+        return next((row[key] for row in reversed(self.rows) if row.get(key) is not None), None)
+
+    def seconds_left(self) -> float | None:
+        """Until the last step at the speed of the last period, evaluations left out."""
+        speed, config = self.last("images_per_second"), self.config
+        if not speed or self.has_ended:
+            return None
+        views = config.labeled_views + config.data.mu * (1 + config.strong_views)
+        left = config.train.steps - self.step
+        return float(left * config.data.batch_size * views / speed)
+
+
+def read_live(run_dir: Path) -> LiveRun:
+    """How the run in a directory stands now.
+
+    Raises:
+        UserError: it is none, or a file of it is damaged.
+    """
+    run = RunDirectory(run_dir)
+    if not (run_dir / "config.yaml").is_file():
+        what = "it has no config.yaml" if run_dir.is_dir() else "no such folder"
+        raise UserError(f"{run_dir}: not a run directory ({what}); name one, <name>/seed<k>")
+    config = load_config(run_dir / "config.yaml")
+    rows = read_metrics(run.metrics) if run.metrics.is_file() else []
+    split: dict[str, Any] = {}
+    if (run_dir / "split.json").is_file():
+        split = printables(read_json(run_dir / "split.json"))
+    ranks = _ranks(run_dir / BEATS)
+    state, message = _state(run, config, ranks)
+    steps = [row["step"] for row in rows[-1:]]
+    if state in (RUNNING, STALE):
+        steps += [one.beat.step for one in ranks]
+    return LiveRun(
+        path=run_dir,
+        config=config,
+        state=state,
+        message=printable(message),
+        step=max(steps, default=0),
+        rows=rows,
+        class_names=split.get("class_names") or [],
+        unlabeled_counts=split.get("unlabeled_counts"),
+        ranks=ranks,
+    )
+
+
+def _ranks(folder: Path) -> list[RankLife]:
+    found, here = [], host_name()
+    numbers = [path.stem.removeprefix("rank") for path in folder.glob("rank*.json")]
+    count = max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
+    for rank, beat in Heartbeats(folder, 0, count).read().items():
+        try:
+            age = max(0.0, time.time() - (folder / f"rank{rank}.json").stat().st_mtime)
+        except OSError:  # taken away just now
+            continue
+        alive = is_running(beat.pid) if beat.host == here else age < SILENT_SECONDS
+        found.append(RankLife(beat, age, alive))
+    return found
+
+
+def _state(run: RunDirectory, config: Config, ranks: list[RankLife]) -> tuple[str, str]:
+    summary = run.read_summary()
+    if summary is not None and summary["steps"] >= config.train.steps:
+        return FINISHED, ""
+    if any(one.alive for one in ranks):
+        gone = [str(one.beat.rank) for one in ranks if not one.alive]
+        return RUNNING, f"rank(s) {', '.join(gone)} without a sign of life" if gone else ""
+    if _holder_runs(run.path):
+        return STARTING, ""
+    end = _end(run.path)
+    if end is not None:
+        kind = end.get("kind")
+        return (str(kind) if kind in (PREEMPTED, INTERRUPTED) else FAILED), str(end.get("message"))
+    cure = "start its command again, which goes on from the last checkpoint"
+    if ranks:
+        return STALE, f"its processes have ended without a word: killed? {cure}"
+    return STALE, f"no process trains here; {cure}"
+
+
+def _holder_runs(run_dir: Path) -> bool:
+    """Whether the process that the lock file names, of this machine, still has that file open."""
+    path = lock_path(run_dir)
+    with suppress(OSError, ValueError):
+        named = _HOLDER.match(read_text(path))
+        if named is None or named[2] != host_name() or not is_running(int(named[1])):
+            return False
+        opened = Path(f"/proc/{named[1]}/fd")
+        try:
+            numbers = os.listdir(opened)
+        except PermissionError:  # another user's
+            return True
+        for number in numbers:
+            with suppress(OSError):
+                if os.path.samefile(opened / number, path):
+                    return True
+    return False
+
+
+def _end(run_dir: Path) -> dict[str, Any] | None:
+    """What the last start wrote of its end: rank 0, else a rank that failed before the others."""
+    for path in (run_dir / ENDED, *sorted((run_dir / NOTES).glob("rank*.json"))):
+        with suppress(UserError):
+            if path.is_file():
+                return read_json(path)
+    return None

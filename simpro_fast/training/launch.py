@@ -1,0 +1,92 @@
+"""One start of a training: what the command and `simpro_fast.train` share."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from contextlib import ExitStack
+
+import torch.distributed as dist
+
+from simpro_fast.config import Config
+from simpro_fast.distributed.environment import check_launch
+from simpro_fast.distributed.process_group import Ranks, start_ranks, stop_ranks
+from simpro_fast.fault_tolerance.exit_code import conclude
+from simpro_fast.fault_tolerance.watchdog import Watchdog
+from simpro_fast.run.banner import announce_launch
+from simpro_fast.run.lock import RunLock
+from simpro_fast.run.loggers.build import check_packages
+from simpro_fast.run.resume import is_finished
+from simpro_fast.training.dry_run import dry_run as try_steps
+from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.logs import log_to_terminal
+
+logger = logging.getLogger(__name__)
+
+
+def run_training(
+    config: Config, *, dry_run: bool = False, empty_first: bool = False, guest: bool = False
+) -> int:
+    """Train to `train.steps`, from the newest checkpoint; a finished run is left as it is.
+
+    Args:
+        dry_run: one step, nothing is written.
+        empty_first: start from an empty run directory, as `--smoke` does.
+        guest: the process is another program's, such as a notebook's: its signals are left alone,
+            nothing ends the process, and what goes wrong is raised.
+
+    Returns:
+        the exit code of the command; 0 for a guest.
+
+    Raises:
+        UserError: the launch cannot work, or the run directory is in use; a guest gets all errors.
+    """
+    check_launch(config)
+    check_packages(config)
+    joined = dist.is_initialized()
+    ranks = start_ranks(config)
+    log_to_terminal(ranks.is_main)
+    watchdog = Watchdog(config, ranks, write=not dry_run)
+    lock = RunLock(config.run_dir, ranks)
+    try:
+        announce_launch(config, ranks)
+        if dry_run:
+            lock.probe()
+        else:
+            lock.take()
+            if empty_first:
+                _empty(config, ranks)
+        # What a smoke run finds there it empties, so its dry run does not look.
+        finished = not (dry_run and empty_first) and is_finished(config, ranks)
+        if finished and not dry_run:
+            return 0
+        if not guest:
+            watchdog.start()
+        with ExitStack() as stack:
+            try:
+                trainer = Trainer(config, ranks, write=not dry_run, watchdog=watchdog)
+                stack.callback(trainer.close)
+                if dry_run:
+                    try_steps(trainer, fresh=empty_first)
+                else:
+                    trainer.fit()
+            except BaseException as error:
+                if guest:
+                    raise
+                # While the process group still stands: others may be waiting for this rank in it.
+                return conclude(error, watchdog)
+        return 0
+    finally:
+        if not joined:
+            stop_ranks()
+        watchdog.close()
+        lock.release()
+
+
+def _empty(config: Config, ranks: Ranks) -> None:
+    """Empty the run directory; a finished smoke run would else have nothing to do."""
+    if ranks.is_main and (left := list(config.run_dir.iterdir())):
+        logger.info("%s: emptied for this smoke run", config.run_dir)
+        for path in left:  # the folder itself is locked
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    ranks.barrier()

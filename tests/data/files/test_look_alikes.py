@@ -1,0 +1,152 @@
+"""Names that differ in what nobody sees: Unicode normalisation, case, spaces; folders too high."""
+
+from __future__ import annotations
+
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from simpro_fast.data.files.check import check_images, nothing_to_learn_from
+from simpro_fast.data.files.decode import read_rgb
+from simpro_fast.data.files.manifest import make_manifest, read_manifest, write_manifest
+from simpro_fast.data.files.scan_folders import scan_folders
+from simpro_fast.data.pipeline.file_graph import GraphDecoder
+from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.names import difference, hint, look_alikes
+from tests.data.image_folders import picture, save, tidy
+from tests.data.tar_shards import as_shards
+
+NFC, NFD = (unicodedata.normalize(form, "käuze") for form in ("NFC", "NFD"))
+
+
+def owls_become(root: Path, labeled: str, val: str) -> None:
+    (root / "labeled/owls").rename(root / "labeled" / labeled)
+    (root / "val/owls").rename(root / "val" / val)
+
+
+@pytest.mark.parametrize(("labeled", "val"), [(NFC, NFD), (NFD, NFC), (NFD, NFD)])
+@pytest.mark.parametrize("shards", [False, True])
+def test_classes_travel_in_one_form_and_files_by_their_own(
+    tmp_path: Path, labeled: str, val: str, shards: bool
+) -> None:
+    root = tidy(tmp_path, unlabeled=1)
+    owls_become(root, labeled, val)
+    if shards:
+        tars = as_shards(root, tmp_path / "tars")
+        manifest, ignored = scan_folders(
+            tars / "labeled-*.tar", [root / "unlabeled"], tars / "val-*.tar"
+        )
+    else:
+        manifest, ignored = scan_folders(root / "labeled", [root / "unlabeled"], root / "val")
+    assert manifest.class_names == ("cats", "dogs", NFC)
+    assert not ignored.notes
+    owls = [row for row in manifest.rows if row.label == NFC]
+    assert [row.split for row in owls] == ["labeled"] * 3 + ["val"] * 2
+    for row in owls:
+        read_rgb(row.image)
+    write_manifest(manifest, tmp_path / "m.csv")
+    again = read_manifest(tmp_path / "m.csv")
+    assert again.rows == make_manifest(tmp_path, manifest.rows).rows
+
+
+def test_list_in_another_form_than_the_folders(tmp_path: Path) -> None:
+    """A list written on a Mac beside files on Linux, or the other way round: both are opened."""
+    for number, (on_disk, listed) in enumerate(((NFC, NFD), (NFD, NFC))):
+        save(tmp_path / f"{number}" / on_disk / f"{on_disk}.jpg", picture(number))
+        (tmp_path / f"{number}.csv").write_text(
+            f"path,label\n{number}/{listed}/{listed}.jpg,{listed}\n{number}/{listed}/gone.jpg,b\n"
+        )
+        manifest = read_manifest(tmp_path / f"{number}.csv")
+        assert manifest.class_names == ("b", NFC)
+        found = {row.label: row for row in manifest.rows}
+        assert found[NFC].path == f"{tmp_path}/{number}/{on_disk}/{on_disk}.jpg"
+        assert read_rgb(found[NFC].image).size == (44, 36)
+        assert Path(found["b"].path).name == "gone.jpg"
+    (tmp_path / "twice.csv").write_text(f"path\n0/{NFC}/{NFC}.jpg\n0/{NFD}/{NFD}.jpg\n")
+    with pytest.raises(UserError, match=r"line 3: .* is listed twice"):
+        read_manifest(tmp_path / "twice.csv")
+
+
+def test_two_folders_of_one_class_are_told(tmp_path: Path) -> None:
+    root = tidy(tmp_path, unlabeled=1)
+    owls_become(root, NFC, NFD)
+    save(root / "labeled" / NFD / "more.jpg", picture(77))
+    manifest, ignored = scan_folders(root / "labeled", [root / "unlabeled"], root / "val")
+    assert sum(row.label == NFC for row in manifest.rows) == 3 + 1 + 2
+    (note,) = ignored.notes
+    assert "are one class" in note and "NFC and NFD" in note
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("Owls", "'Owls' is not among .* differs from 'owls' in case alone"),
+        ("owls ", "differs from 'owls' in spaces alone"),
+        ("\uff4fwls", "differs from 'owls' in forms of characters"),
+        ("owl", "did you mean 'owls'"),
+        ("mice", r"\(cats, dogs, owls\); use the same names$"),
+    ],
+)
+def test_class_of_val_is_named_with_what_was_meant(tmp_path: Path, name: str, part: str) -> None:
+    root = tidy(tmp_path, unlabeled=1)
+    (root / "val/owls").rename(root / "val" / name)
+    with pytest.raises(ConfigError, match=part) as caught:
+        scan_folders(root / "labeled", [root / "unlabeled"], root / "val")
+    assert caught.value.exit_code == 2
+
+
+def test_all_foreign_classes_of_val_are_named(tmp_path: Path) -> None:
+    root = tidy(tmp_path, unlabeled=1)
+    for name in ("mice", "bees"):
+        save(root / "val" / name / "1.jpg", picture(1))
+    with pytest.raises(ConfigError, match="classes 'bees', 'mice' are not among the labeled"):
+        scan_folders(root / "labeled", [root / "unlabeled"], root / "val")
+
+
+def test_folder_one_level_too_high(tmp_path: Path) -> None:
+    root = tidy(tmp_path / "photos", unlabeled=1)
+    with pytest.raises(ConfigError, match=f"did you mean {root}/labeled\\?"):
+        scan_folders(root, [root / "unlabeled"])
+    with pytest.raises(ConfigError, match="labeled, unlabeled, val are parts of a data set"):
+        scan_folders(root / "labeled", [root / "unlabeled"], root)
+    (root / "unlabeled").rename(tmp_path / "heap")
+    (root / "val").rename(tmp_path / "val")
+    with pytest.raises(ConfigError, match=f"the folders cats, dogs, owls.*give {root}/labeled"):
+        scan_folders(root, [tmp_path / "heap"])
+
+
+def test_classes_whose_names_hold_folders_of_their_own_stay(tmp_path: Path) -> None:
+    """Nested class folders, and a class that is called like a part."""
+    root = tidy(tmp_path, unlabeled=1)
+    (root / "labeled/owls").rename(root / "labeled/train")
+    save(root / "labeled/cats/deep/er/1.jpg", picture(5))
+    manifest, _ = scan_folders(root / "labeled", [root / "unlabeled"])
+    assert manifest.class_names == ("cats", "dogs", "train")
+
+
+def test_class_of_a_list_that_only_val_has(tmp_path: Path) -> None:
+    root = tidy(tmp_path, unlabeled=1)
+    (root / "m.csv").write_text(
+        "path,label,split\nlabeled/cats/0.jpg,cats,labeled\nlabeled/dogs/0.jpg,dogs,labeled\n"
+        "val/cats/0.jpg,Cats,val\nunlabeled/000.jpg,,\n"
+    )
+    checked = check_images(
+        read_manifest(root / "m.csv"),
+        tmp_path / "cache",
+        threads=1,
+        progress=lambda done, total: None,
+        new_decoder=GraphDecoder,
+    )
+    said = nothing_to_learn_from(checked)
+    assert said is not None and "'Cats' has no usable" in said and "'cats' in case alone" in said
+
+
+def test_how_names_differ() -> None:
+    assert difference("a", "a") is None and difference("a", "b") is None
+    assert difference(NFC, NFD) == "Unicode normalisation (NFC and NFD)"
+    assert difference("Straße", "STRASSE") == "case"
+    assert "case and spaces" in (difference("Big  cat", "bigcat") or "")
+    assert hint("x", ["y"]) == "" and hint("a", ["a"]) == "; did you mean 'a'?"
+    assert look_alikes(["Cats", "cats", "dogs"]) == ["'Cats' and 'cats' differ in case alone"]
+    assert look_alikes(["\udcff", "b"]) == []

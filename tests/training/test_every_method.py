@@ -1,0 +1,119 @@
+"""Every method in the trainer: resume, micro-batches, ranks, precision, graph, no waiting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simpro_fast.config import Config, load_config
+from simpro_fast.config.methods import METHODS
+from simpro_fast.data.loader import build_loader
+from simpro_fast.distributed.process_group import start_ranks
+from simpro_fast.training.step_graph import StepGraph
+from simpro_fast.training.trainer import Trainer
+from tests.conftest import ROOT
+from tests.distributed.rank_runs import assert_close, dump, on_ranks
+from tests.distributed.rank_runs import train as train_on_ranks
+from tests.equality import assert_bit_equal
+from tests.training.test_method_protocol import interrupted
+from tests.training.test_no_sync import READ, CountReads
+from tests.training.test_step_graph import RunAgain, weights
+from tests.training.test_trainer import final_state, rows, synthetic, train
+
+MakeConfig = Callable[..., Config]
+OURS = [name for name in METHODS if "." not in name]
+
+# Keys that bring a method through all of its phases in twelve steps of periods of two.
+EARLY: dict[str, dict[str, Any]] = {name: METHODS[name].keys.smoke for name in OURS}
+
+
+def changes_of(name: str, **more: Any) -> dict[str, Any]:
+    own = {f"method.{key}": value for key, value in EARLY[name].items()}
+    return {"method.name": name, "optim.lr": 0.02, "train.period": 2, **own, **more}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_interrupted_run_equals_the_unbroken_one(
+    tiny: MakeConfig, tmp_path: Path, name: str
+) -> None:
+    unbroken = tiny(changes_of(name, output_dir=str(tmp_path / "a")))
+    train(unbroken)
+    broken = tiny(changes_of(name, output_dir=str(tmp_path / "b")))
+    interrupted(broken, 7)
+    expected, found = final_state(unbroken), final_state(broken)
+    for state in (expected, found):
+        state.pop("seconds")
+        state.pop("config")
+    assert_bit_equal(expected, found)
+    for row in rows(unbroken):
+        assert math.isfinite(row["loss"])
+        assert sum(row["pi_u"]) == pytest.approx(1) and min(row["pi_u"]) >= 0
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_ranks_and_precision(tiny: MakeConfig, name: str) -> None:
+    """Two ranks in float64 train what one trains."""
+    changes = {"train.precision": "fp64", "model.activation": "silu"}
+    config = tiny(changes_of(name, **changes))
+    alone = on_ranks(1, train_on_ranks, dump(config), 8, build_loader)[0]
+    first, second = on_ranks(2, train_on_ranks, dump(config), 8, build_loader)
+    for key in ("model", "ema", "method"):
+        assert_close(first[key], alone[key], 1e-7)
+        assert_close(first[key], second[key], 0.0)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_step_reads_one_flag_also_in_micro_batches(tiny: MakeConfig, name: str) -> None:
+    config = tiny(changes_of(name, **{"distributed.micro_batch": 4}))
+    trainer = Trainer(config, start_ranks(config), make_loader=synthetic(), write=False)
+    for step in range(9):
+        trainer._follow_phase()
+        with CountReads() as counter:
+            trainer.train_step()
+        assert counter.found == [READ], f"step {step}"
+        if trainer.step % 2 == 0:
+            trainer._finish_period(last=False)
+    trainer.close()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_replayed_steps_train_as_the_usual_ones(tiny: MakeConfig, name: str) -> None:
+    config = tiny(changes_of(name, **{"train.period": 6}))
+    usual, graphed = (
+        Trainer(config, start_ranks(config), make_loader=synthetic(), write=False) for _ in range(2)
+    )
+    recorder = RunAgain()
+    graphed.step_graph = StepGraph(graphed.learn, recorder)
+    for _ in range(12):
+        for trainer in (usual, graphed):
+            trainer.train_step()
+            if trainer.step == 6:
+                trainer._finish_period(last=False)
+    assert recorder.calls["replay"] >= 3
+    assert_close(weights(graphed.model), weights(usual.model), 1e-6)
+    for key, value in usual.method.state_dict().items():
+        assert_close(graphed.method.state_dict()[key], value, 1e-5)
+    for trainer in (usual, graphed):
+        trainer.close()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_shipped_experiment_takes_it(name: str) -> None:
+    """Without a key of another method left over from the data set's own."""
+    folder = ROOT / "configs"
+    for path in sorted(folder.glob("*/*.yaml")):
+        if not path.parent.name.startswith("_"):
+            assert load_config(path, [f"method.name={name}"]).method.name == name
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_nothing_confident_is_harmless(tiny: MakeConfig, name: str) -> None:
+    config = tiny(changes_of(name, **{"method.threshold": 1.01}))
+    train(config)
+    for row in rows(config):
+        assert math.isfinite(row["loss"]) and min(row["pi_u"]) >= 0
+    assert all(t.isfinite().all() for t in final_state(config)["ema"].values())

@@ -1,0 +1,285 @@
+"""What a method may ask of the trainer: it comes, it is right, and runs with it resume exactly."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from simpro_fast.config import Config, load_config
+from simpro_fast.config.methods import METHODS
+from simpro_fast.data.loader import build_loader
+from simpro_fast.distributed.process_group import start_ranks
+from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.evaluation import network_input
+from simpro_fast.inference.model import load_model
+from simpro_fast.methods import Method, register_method
+from simpro_fast.models import head_of
+from simpro_fast.run.resume import check_state
+from simpro_fast.training.trainer import Trainer
+from tests.conftest import ROOT
+from tests.distributed.rank_runs import assert_close, dump, on_ranks
+from tests.distributed.rank_runs import train as train_on_ranks
+from tests.equality import assert_bit_equal
+from tests.methods.toy_methods import Greedy
+from tests.training.test_trainer import final_state, rows, train
+
+MakeConfig = Callable[..., Config]
+GREEDY = "tests.methods.toy_methods.Greedy"
+
+
+def interrupted(config: Config, after: int) -> None:
+    first = Trainer(config, start_ranks(config))
+    for _ in range(after):
+        first.train_step()
+        if first.step % config.train.period == 0:
+            first._finish_period(last=False)
+    first.save()
+    first.train_step()  # lost work after the checkpoint
+    first.close()
+    train(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "after"),
+    [
+        ({}, 7),
+        ({"method.branches": 0, "train.weak_forward": "concat", "distributed.micro_batch": 4}, 7),
+        ({"distributed.engine": "deepspeed"}, 7),
+        ({"method.phases": True}, 5),  # between two phases
+        ({"method.phases": True}, 7),  # in the second one
+        ({"method.phases": True, "distributed.engine": "deepspeed", "optim.name": "adamw"}, 10),
+    ],
+    ids=["plain", "micro-batches", "deepspeed", "between phases", "within a phase", "adamw"],
+)
+def test_method_that_asks_for_everything_resumes_exactly(
+    tiny: MakeConfig, tmp_path: Path, changes: dict[str, Any], after: int
+) -> None:
+    changes = {"method.name": GREEDY, "optim.lr": 0.01, **changes}
+    unbroken = tiny({**changes, "output_dir": str(tmp_path / "a")})
+    train(unbroken)
+    broken = tiny({**changes, "output_dir": str(tmp_path / "b")})
+    interrupted(broken, after)
+    expected, found = final_state(unbroken), final_state(broken)
+    for state in (expected, found):
+        state.pop("seconds")
+        state.pop("config")
+    assert_bit_equal(expected, found)
+    assert expected["phase"] == (2 if changes.get("method.phases") else 0)
+    assert expected["method"]["table"].count_nonzero() > 10
+    exported = [load_file(c.run_dir / "model.safetensors") for c in (unbroken, broken)]
+    assert_bit_equal(*exported)
+    assert exported[0]["head.weight"].shape == (10, 128)
+
+
+def test_phases_start_anew_with_more_labeled_images(tiny: MakeConfig) -> None:
+    config = tiny({"method.name": GREEDY, "method.phases": True, "train.steps": 17})
+    trainer = Trainer(config, start_ranks(config), write=False)
+    fresh = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    own = len(trainer.split.labeled)
+    for step in range(12):
+        if step == 10:
+            trainer._follow_phase()
+            assert_bit_equal(dict(trainer.model.state_dict()), fresh)
+            assert_bit_equal(dict(trainer.ema.state_dict()), fresh)
+        trainer.train_step()
+    split, pseudo = trainer.labeled.split, trainer.labeled.state()
+    assert len(split.labeled) == own + 4 and len(trainer.split.labeled) == own
+    assert pseudo is not None and pseudo["since"] == 10
+    assert split.labeled[own:].tolist() == trainer.split.unlabeled[pseudo["positions"]].tolist()
+    assert split.targets(trainer.dataset)[own:].tolist() == pseudo["labels"].tolist()
+    assert [trainer.phases.course(step) for step in (0, 4, 5, 10, 16)] == [
+        *((0, 5), (4, 5), (0, 5), (0, 7), (6, 7))
+    ]
+    trainer.close()
+
+
+def test_pseudo_labels_are_what_is_learned_from(tiny: MakeConfig) -> None:
+    config = tiny({"data.batch_size": 32})
+    trainer = Trainer(config, start_ranks(config), write=False)
+    positions, labels = torch.tensor([5, 9]), torch.tensor([9, 9])
+    trainer.labeled.join(0, positions, labels)
+    trainer.loader.close()
+    trainer.loader = loader = trainer._build_loader()
+    own, found = len(trainer.split.labeled), 0
+    for step in range(6):
+        batch = loader.next(step)
+        assert batch.labeled_positions is not None
+        for place, position in enumerate(batch.labeled_positions.tolist()):
+            if position >= own:
+                found += 1
+                assert batch.targets[place] == 9
+                row = loader.describe(step)["labeled"][place]
+                assert row == trainer.split.unlabeled[positions[position - own]]
+    assert found >= 3
+    trainer.close()
+
+
+def test_two_ranks_give_the_method_what_one_has(tiny: MakeConfig) -> None:
+    """Positions, uniforms, tables and sums do not depend on the number of ranks."""
+    changes = {"method.name": GREEDY, "train.precision": "fp64", "model.activation": "silu"}
+    config = tiny({**changes, "method.phases": True, "optim.lr": 0.01})
+    alone = on_ranks(1, train_on_ranks, dump(config), 12, build_loader)[0]
+    first, second = on_ranks(2, train_on_ranks, dump(config), 12, build_loader)
+    for key in ("model", "ema", "method"):
+        assert_close(first[key], alone[key], 1e-9)
+        assert_close(first[key], second[key], 0.0)
+
+
+def test_test_rule_is_what_is_evaluated_and_exported(tiny: MakeConfig) -> None:
+    """Head 1, the mean over both branches, folded into one linear layer."""
+    config = tiny({"method.name": GREEDY, "optim.lr": 0.01})
+    trainer = Trainer(config, start_ranks(config))
+    trainer.fit()
+    images = trainer.dataset.images[:7]
+    views = network_input(
+        torch.from_numpy(images), trainer.dataset.mean, trainer.dataset.std, torch.float32
+    )
+    with torch.no_grad():
+        output = trainer.ema.module(views)
+        logits, _ = head_of(trainer.ema.module).parts(output)  # type: ignore[operator]
+        expected = logits.unflatten(1, (2, 2))[:, :, 1].mean(1)
+        folded = trainer.predictor.network()(views)
+    torch.testing.assert_close(folded, expected, rtol=1e-4, atol=1e-4)
+    trained = load_model(config.run_dir)
+    with torch.no_grad():
+        torch.testing.assert_close(trained.module(views), expected, rtol=1e-4, atol=1e-4)
+    trainer.close()
+
+
+def tutorial() -> str:
+    """The method that docs/methods.md builds."""
+    page = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0]
+
+
+@pytest.fixture
+def tutorial_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "my_methods.py").write_text(tutorial())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_methods", raising=False)
+    yield tmp_path
+    METHODS.pop("my_methods.Aligned", None)
+
+
+def test_method_of_the_tutorial_trains_and_resumes(tiny: MakeConfig, tutorial_module: Path) -> None:
+    changes = {"method.name": "my_methods.Aligned", "method.tau": 1.5, "train.steps": 40}
+    unbroken = tiny({**changes, "output_dir": str(tutorial_module / "a")})
+    summary = train(unbroken)
+    found = rows(unbroken)
+    assert found[-1]["loss"] < found[0]["loss"] and summary["top1"] > 40
+    broken = tiny({**changes, "output_dir": str(tutorial_module / "b")})
+    interrupted(broken, 23)
+    assert_bit_equal(final_state(unbroken)["model"], final_state(broken)["model"])
+    mean = final_state(unbroken)["method"]["mean"]
+    assert mean.sum() == pytest.approx(1) and mean.std() > 0.01
+
+
+def test_method_of_the_tutorial_as_a_command(
+    train_command: Callable[..., Any], tutorial_module: Path
+) -> None:
+    done = train_command(
+        *("--config", "digits_lt/reversed", "--smoke", "method.name=my_methods.Aligned"),
+        "method.decay=0.5",
+        env={"PYTHONPATH": str(tutorial_module)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "my_methods.Aligned" in done.stderr + done.stdout
+
+
+def test_needs_that_a_mode_cannot_meet_are_one_line(tiny: MakeConfig) -> None:
+    confident = {"train.weak_forward": "no_grad", "train.strong_forward": "confident"}
+    config = tiny({"method.name": GREEDY, **confident})
+    with pytest.raises(ConfigError, match=r"Greedy looks at; set train\.strong_forward=all"):
+        Trainer(config, start_ranks(config), write=False)
+    config = tiny({"method.name": GREEDY, "model.name": "torchvision/resnet18"})
+    with pytest.raises(ConfigError, match=r"batch norms before the pool, which works in"):
+        Trainer(config, start_ranks(config), write=False)
+
+
+def test_resume_with_another_method_is_one_line(tiny: MakeConfig) -> None:
+    train(tiny({"method.name": GREEDY, "optim.lr": 0.01}))
+    with pytest.raises(ConfigError, match=r"method\.name: 'tests.*Greedy' -> 'simpro'") as caught:
+        Trainer(tiny({"optim.lr": 0.01}), start_ranks(tiny()))
+    assert "\n" not in str(caught.value)
+
+
+def test_registered_name(tiny: MakeConfig) -> None:
+    register_method("greedy", Greedy)
+    try:
+        config = tiny({"method.name": "greedy", "method.branches": 0})
+        trainer = Trainer(config, start_ranks(config), write=False)
+        trainer.train_step()
+        trainer.close()
+        with pytest.raises(ConfigError, match="'greedy' already"):
+            register_method("greedy", Greedy)
+        with pytest.raises(ConfigError, match=r"method\.branches"):
+            tiny({"method.name": "greedy", "method.branches": -1})
+    finally:
+        METHODS.pop("greedy", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("simprow", "did you mean 'simpro'"),
+        ("no_such_package.Method", "there is no module no_such_package"),
+        ("tests.conftest.ROOT", "must be a subclass of"),
+        ("tests.conftest.Missing", "must be a subclass of"),
+        ("os.system('x').a", "is not one of"),
+        ("", "is not one of"),
+    ],
+)
+def test_name_that_means_no_method(tiny: MakeConfig, name: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(expected)) as caught:
+        tiny({"method.name": name})
+    assert "\n" not in str(caught.value)
+
+
+def test_option_of_another_method_is_named(tiny: MakeConfig) -> None:
+    with pytest.raises(ConfigError) as caught:
+        tiny({"method.name": "fixmatch", "method.tau": 1.0})
+    assert str(caught.value).startswith("method.tau is an option of simpro")
+    assert "not of fixmatch" in str(caught.value) and "its options: hard" in str(caught.value)
+
+
+def test_methods_section_gives_defaults_that_anything_nearer_wins_over(tmp_path: Path) -> None:
+    base, file = tmp_path / "base.yaml", tmp_path / "own.yaml"
+    base.write_text(
+        "method: {threshold: 0.9}\nmethods: {simpro: {tau: 3.0, threshold: 0.8}, fixmatch: {}}\n"
+    )
+    file.write_text("base: base.yaml\nname: a\n")
+    method = load_config(file).method
+    assert (method.threshold, method.tau) == (0.8, 3.0)  # type: ignore[attr-defined]
+    assert load_config(file, ["method.threshold=0.7"]).method.threshold == 0.7
+    assert load_config(file, ["method.name=fixmatch"]).method.threshold == 0.9
+    file.write_text("base: base.yaml\nname: a\nmethod: {threshold: 0.6}\n")
+    assert load_config(file).method.threshold == 0.6
+    file.write_text("name: a\nmethods: {fixmach: {hard: true}}\n")
+    with pytest.raises(ConfigError, match="no method 'fixmach'; did you mean 'fixmatch'"):
+        load_config(file)
+
+
+def test_checkpoint_imports_nothing(tiny: MakeConfig, tutorial_module: Path) -> None:
+    """A stranger's checkpoint that names a module of one's own does not run it."""
+    train(tiny())
+    state = final_state(tiny())
+    state["config"]["method"]["name"] = "my_methods.Aligned"
+    with pytest.raises(UserError, match=r"my_methods\.Aligned' is not one of"):
+        check_state(tutorial_module, state)
+    assert "my_methods" not in sys.modules
+
+
+def test_compiled_method_is_one_graph(tiny: MakeConfig, tutorial_module: Path) -> None:
+    config = tiny({"method.name": "my_methods.Aligned"})
+    trainer = Trainer(config, start_ranks(config), write=False)
+    method: Method = trainer.method
+    explained = torch._dynamo.explain(method.forward)(**trainer.inputs(trainer.loader.next(0)))
+    assert explained.graph_break_count == 0
+    trainer.close()
