@@ -45,22 +45,22 @@ class Interval:
 
 
 def intervals(summary: dict[str, Any]) -> list[Interval] | None:
-    """Of every class, from `heap` of a summary; None where there are none, or not of all classes.
+    """Of every class, from `heap` of a summary; None without, or if its rows are not the classes.
 
-    A row names its class by number or by name.
+    A row names its class, or gives its number.
     """
-    names = summary["class_names"]
-    found: dict[int, Interval] = {}
     heap = summary.get("heap")
     rows = heap.get("rows") if isinstance(heap, dict) else None
-    for row in rows or ():
-        place = row.get("class")
-        if isinstance(place, str):
-            place = names.index(place) if place in names else None
+    names = summary["class_names"]
+    if not rows or len(rows) != len(names):
+        return None
+    found = []
+    for k, row in enumerate(rows):
         values = [row.get(key) for key in ("estimate", "low", "high")]
-        if isinstance(place, int) and all(isinstance(value, int | float) for value in values):
-            found[place] = Interval(*map(float, values))
-    return [found[k] for k in range(len(names))] if set(found) == set(range(len(names))) else None
+        if row.get("class") not in (k, names[k]) or None in values:
+            return None
+        found.append(Interval(*map(float, values)))
+    return found
 
 
 def finding(summary: dict[str, Any]) -> Finding | None:
@@ -109,6 +109,8 @@ def _warnings(
             "the estimate has no intervals: pi_u is a by-product of training, its error unknown"
         )
     else:
+        if summary["heap"].get("converged") is False:
+            found.append("the sampling behind the intervals has not converged")
         wide = [k for k, i in enumerate(bounds) if _is_wide(i)]
         if wide:
             worst = max(wide, key=lambda k: bounds[k].high - bounds[k].low)

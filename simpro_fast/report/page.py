@@ -209,7 +209,7 @@ def _calibration(group: Group) -> list[str]:
     for key, what, digits in (
         ("ece", "expected calibration error", 4),
         ("temperature", "temperature that fits best", 3),
-        ("nll", "negative log-likelihood, nats", 3),
+        ("log_likelihood", "mean log probability of the true class, nats", 3),
     ):
         value = group.number(key)
         if value[0] is not None:

@@ -171,7 +171,7 @@ def _evaluated(rng: np.random.Generator, recall: np.ndarray) -> dict[str, Any]:
         "reliability": {"bins": [empty, *bins]},
         "ece": 0.071,
         "temperature": 1.42,
-        "nll": 0.83,
+        "log_likelihood": -0.83,
     }
 
 
