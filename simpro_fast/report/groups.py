@@ -157,15 +157,16 @@ def _differences(a: Run, b: Run) -> list[str]:
         ("unlabeled_counts", "unlabeled images"),
         ("test_counts", "test images"),
     ):
-        counts = [run.split.get(key) or run.summary.get(key) for run in (a, b)]
-        if None in counts or counts[0] == counts[1]:
+        known = [run.split.get(key) or run.summary.get(key) for run in (a, b)]
+        counts = [values for values in known if values is not None]
+        if len(counts) < 2 or counts[0] == counts[1]:
             continue
         sums = [sum(values) for values in counts]
         how = f"{sums[1]:,} instead of {sums[0]:,}" if sums[0] != sums[1] else "otherwise divided"
         found.append(f"{what}: {how}")
-    ids = [run.split.get("hash") or run.environment.get("split") for run in (a, b)]
+    ids = [str(run.split.get("hash") or run.environment.get("split") or "") for run in (a, b)]
     same_seed = a.summary["seed"] == b.summary["seed"]
-    if same_seed and None not in ids and ids[0] != ids[1] and not found:
+    if same_seed and all(ids) and ids[0] != ids[1] and not found:
         found.append(f"the same seed chose other images (split {ids[1][:12]}, not {ids[0][:12]})")
     if found:
         found += _config_differences(a.config.get("data", {}), b.config.get("data", {}))

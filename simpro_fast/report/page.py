@@ -72,6 +72,8 @@ def content(
     several = len(groups) > 1
     names = [str(name) for name in groups[0].summary["class_names"]]
     title = str(groups[0].summary["name"]) if not several else f"{len(groups)} experiments"
+    if len(groups) == 2:
+        title = " and ".join(group.label for group in groups)
     return {
         "title": title,
         "written": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),

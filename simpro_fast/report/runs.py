@@ -134,6 +134,22 @@ def _check(summary: dict[str, Any], path: Path) -> None:
         values = summary.get(key)
         if values is not None and not (isinstance(values, list) and len(values) == len(names)):
             raise UserError(f"{path} is damaged ({key} is not a list of {len(names)} numbers)")
+    table = summary.get("confusion")
+    if table is not None and not _is_square(table, len(names)):
+        raise UserError(f"{path} is damaged (confusion is not {len(names)} x {len(names)} counts)")
+
+
+def _is_square(table: Any, size: int) -> bool:
+    return (
+        isinstance(table, list)
+        and len(table) == size
+        and all(
+            isinstance(row, list)
+            and len(row) == size
+            and all(isinstance(count, int | float) for count in row)
+            for row in table
+        )
+    )
 
 
 def _so_far(

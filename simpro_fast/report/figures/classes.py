@@ -230,8 +230,8 @@ def _class_axis(
 ) -> None:
     """Names under the bars where they fit, else the index. With `counts` the labeled images too."""
     names = [short(drawn.class_names[k], 12) for k in order]
-    labeled = drawn.groups[0].summary.get("labeled_counts")
-    counts = counts and labeled is not None
+    labeled = drawn.groups[0].summary.get("labeled_counts") or []
+    counts = counts and bool(labeled)
     room = (width - 1.0) / len(names)  # inches of a class
     longest = max([*map(len, names), *([len(f"{c:,}") for c in labeled] if counts else [])])
     upright = 0.088 * longest < 0.95 * room

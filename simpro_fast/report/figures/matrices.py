@@ -80,12 +80,11 @@ def confusion(drawn: Drawn, width: float) -> Figure | None:
     """What the images of each class are taken for, over all seeds, in percent of the class."""
     (group,) = drawn.groups
     num_classes = len(drawn.class_names)
-    tables = [np.asarray(t, float) for r in group.runs if (t := r.summary.get("confusion"))]
-    if not tables or any(table.shape != (num_classes, num_classes) for table in tables):
+    tables = [table for run in group.runs if (table := run.summary.get("confusion"))]
+    if not tables:
         return None
-    counts = sum(tables)
     order = class_order(drawn)
-    counts = counts[order][:, order]
+    counts = np.sum(np.array(tables, np.float64), axis=0)[order][:, order]
     totals = counts.sum(axis=1, keepdims=True)
     shares = np.divide(100 * counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
     figure = new_figure(width, 0.9 * width)
@@ -101,8 +100,8 @@ def confusion(drawn: Drawn, width: float) -> Figure | None:
             if share >= 0.5:
                 # White on the dark end of the map, black on the bright one, in either theme.
                 ink = "black" if share > 55 else "#FEFEFE"
-                text = {"ha": "center", "va": "center", "fontsize": 8, "color": ink}
-                axes.text(column, row, f"{share:.0f}", **text)
+                text: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
+                axes.text(column, row, f"{share:.0f}", color=ink, **text)
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
     figure.colorbar(image, ax=axes, label="% of the true class", fraction=0.046, pad=0.02)
