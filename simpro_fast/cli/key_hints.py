@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from simpro_fast.config import Config
 
 # Given to the script they would silently start something smaller than was asked for.
@@ -53,6 +55,19 @@ def hint(argument: str) -> str | None:
     if equals:
         return f"; configuration keys have no dashes: {argument.lstrip('-')}"
     return None
+
+
+def key_lines() -> list[str]:
+    """All keys of the configuration, section by section, for `--help`."""
+    sections: dict[str, list[str]] = {}
+    for dotted in Config.changes():
+        section, _, key = dotted.rpartition(".")
+        sections.setdefault(section, []).append(key)
+    lines = []
+    for section, keys in sections.items():
+        start = f"  {section}: " if section else "  "
+        lines += textwrap.wrap(" ".join(keys), 96, initial_indent=start, subsequent_indent="      ")
+    return lines
 
 
 def _key(name: str) -> str | None:

@@ -26,7 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table of runs, and draw their figures and their page; returns the exit code."""
     parser = CommandParser(
         "simpro-fast report",
-        "Table, figures and one HTML page of any number of runs, finished or not.",
+        "Table, figures and one HTML page of any number of runs, finished or not.\n\n"
+        f"examples:\n  simpro-fast report {EXAMPLE}\n  simpro-fast report runs/digits_lt\n"
+        f"  simpro-fast report {EXAMPLE} runs/digits_lt/reversed_fixmatch/seed1",
     )
     parser.add_argument(
         "runs",

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "Show how a run stands: progress, speed, estimated class distribution, accuracy, ranks.\n"
         "It reads the files of the run, so it may run on any machine that sees them, and ends\n"
         "with the run. Ctrl-C leaves; the run is not touched.",
-        f"example: simpro-fast watch {EXAMPLE}",
+        f"examples:\n  simpro-fast watch {EXAMPLE}\n  simpro-fast watch {EXAMPLE} --once",
     )
     parser.add_argument("run", type=Path, nargs="?", help=f"run directory, such as {EXAMPLE}")
     parser.add_argument(

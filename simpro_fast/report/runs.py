@@ -19,7 +19,13 @@ from simpro_fast.utils.atomic_write import read_json
 
 # Keys without which there is nothing to show.
 NEEDED = {"name", "seed", "method", "steps", "top1", "per_class", "class_names", "pi_u"}
-METHOD_TITLES = {"simpro": "SimPro", "fixmatch": "FixMatch"}
+METHOD_TITLES = {
+    "simpro": "SimPro",
+    "fixmatch": "FixMatch",
+    "simpro_star": "SimPro*",
+    "acr": "ACR",
+    "acr_no_anchors": "ACR without anchors",
+}
 
 
 @dataclass(frozen=True)

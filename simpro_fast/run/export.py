@@ -61,6 +61,8 @@ class TrainedRun:
     """Wall time of all processes that worked on this run."""
     evaluation: Evaluation | None
     """Of the EMA weights as they are now; None without a test set."""
+    heap: dict[str, Any] | None
+    """Estimated class shares of the unlabeled images, see `training.evaluate.estimate_shares`."""
     top1: list[float]
     """Of every evaluation, percent, oldest first."""
     pi_u: list[float]
@@ -128,9 +130,11 @@ def summarise(trained: TrainedRun) -> dict[str, Any]:
         "top1_class_mean": evaluation.top1_class_mean if evaluation else None,
         "top1_mean_last20": sum(top1[-20:]) / len(top1[-20:]) if top1 else None,
         "top1_best": max(top1, default=None),
+        **_statistics(evaluation),
         "per_class": per_class,
         "class_names": list(trained.dataset.class_names),
         **groups,
+        "heap": trained.heap,
         "kl_pi_u": trained.kl_pi_u,
         "pi_u": trained.pi_u,
         "pi_u_true": None if unlabeled is None else [c / sum(unlabeled) for c in unlabeled],
@@ -145,6 +149,23 @@ def summarise(trained: TrainedRun) -> dict[str, Any]:
     }
 
 
+def _statistics(evaluation: Evaluation | None) -> dict[str, Any]:
+    """What summary.json says of the test besides top-1; a large matrix is in model.json alone."""
+    if evaluation is None:
+        keys = ("top_k", "top_k_accuracy", "ece", "log_likelihood", "temperature")
+        return dict.fromkeys((*keys, "confusion", "reliability"))
+    matrix = evaluation.confusion
+    return {
+        "top_k": evaluation.top_k,
+        "top_k_accuracy": evaluation.top_k_accuracy,
+        "ece": evaluation.ece,
+        "log_likelihood": evaluation.log_likelihood,
+        "temperature": evaluation.temperature,
+        "confusion": matrix.tolist() if matrix is not None and len(matrix) <= 200 else None,
+        "reliability": {"bins": evaluation.reliability},
+    }
+
+
 def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tensor]) -> ModelFile:
     """`model.safetensors` and `model.json`: the EMA weights, float32, and what using them needs."""
     config, dataset = trained.config, trained.dataset
@@ -154,6 +175,7 @@ def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tens
     }
     with replacing(run.path / WEIGHTS) as file:
         file.write(save(saved))
+    confusion = None if trained.evaluation is None else trained.evaluation.confusion
     description = ModelFile(
         model=config.model,
         method=config.method.name,
@@ -162,9 +184,12 @@ def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tens
         mean=dataset.mean,
         std=dataset.std,
         labeled_prior=shares(trained.split.labeled_counts),
+        labeled_counts=tuple(trained.split.labeled_counts),
         phi=tuple(trained.phi),
         pi_u=tuple(trained.pi_u),
         tau=trained.loss_tau,
+        confusion=None if confusion is None else tuple(map(tuple, confusion.tolist())),
+        temperature=None if trained.evaluation is None else trained.evaluation.temperature,
         step=trained.step,
         commit=trained.commit,
         versions={"simpro_fast": version("simpro_fast"), **library_versions()},
