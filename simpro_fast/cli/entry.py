@@ -22,7 +22,7 @@ VERBS = {
     "heap": "class shares of a heap of images, with intervals",
     "prepare": "check a data set before training, and write its manifest",
     "export": "write a trained network as ONNX, or as a folder for a model hub",
-    "report": "table and figures of a finished run",
+    "report": "table, figures and one page of any number of runs",
     "doctor": "check a machine or an allocation before training",
     "table": "train configurations x methods x seeds, and tabulate them in Markdown and LaTeX",
     "watch": "how a run stands: progress, estimated class distribution, accuracy, ranks",
