@@ -39,12 +39,28 @@ from simpro_fast.utils.regular_file import read_regular
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 _OWN_ONLY = "--pack, --init-config and --add-labels are for own images (data.name=images)"
 
+DESCRIPTION = """\
+Count classes and images, decode every file once, list what is damaged, unsupported or duplicate,
+and write a manifest to train from.
+
+examples:
+  simpro-fast prepare --labeled photos/labeled --unlabeled photos/heap --val photos/val \\
+      --output photos/prepared --init-config photos.yaml
+  simpro-fast prepare --labeled 'shards/{000..009}.tar' --unlabeled heap --output prepared --pack 64
+  simpro-fast prepare --add-labels queue.csv --output photos/prepared
+  simpro-fast prepare --config imagenet_127/224 data.root=/data/imagenet --output prepared"""
+EPILOG = """\
+docs/own_data.md says which files are read, and what the manifest holds.
+
+Exit code: 0 done, 1 files are damaged or doubtful (0 with --on-bad-image skip), 2 wrong usage, 130
+interrupted; the next call goes on."""
+
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = CommandParser(
         "simpro-fast prepare",
-        "Count classes and images, decode every file once, list what is damaged, unsupported\n"
-        "or duplicate, and write a manifest to train from.",
+        DESCRIPTION,
+        EPILOG,
     )
     parser.add_argument("--config", help="take the data set from this configuration")
     parser.add_argument(

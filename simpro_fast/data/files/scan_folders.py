@@ -79,7 +79,7 @@ def common_folder(*roots: Path) -> Path:
 
 def scan_labeled(labeled: Path, val: Path | None, ignored: Ignored) -> tuple[list[Row], list[str]]:
     """The images with a class, and the classes, those without an image included."""
-    rows, classes = _with_classes(labeled, "labeled", ignored)
+    rows, classes = scan_classes(labeled, "labeled", ignored)
     _check_level(labeled, classes)
     if len(classes) < 2:
         found = f"only the class {classes[0]}" if classes else "no class folder and no tar shard"
@@ -90,7 +90,7 @@ def scan_labeled(labeled: Path, val: Path | None, ignored: Ignored) -> tuple[lis
     if not rows:
         raise UserError(f"{labeled}: no image in its {len(classes)} class folders")
     if val is not None:
-        val_rows, val_classes = _with_classes(val, "val", ignored)
+        val_rows, val_classes = scan_classes(val, "val", ignored)
         unknown = sorted(set(val_classes) - set(classes))
         if unknown:
             _check_level(val, val_classes)
@@ -148,7 +148,7 @@ def _some(names: Iterable[str], shown: int = 10) -> str:
     return ", ".join([*listed[:shown], *(["..."] if len(listed) > shown else [])])
 
 
-def _with_classes(root: Path, split: str, ignored: Ignored) -> tuple[list[Row], list[str]]:
+def scan_classes(root: Path, split: str, ignored: Ignored) -> tuple[list[Row], list[str]]:
     """The images of class folders or of labeled shards, and the names of the classes.
 
     Classes are the folders directly in `root`; only where there is none, its .tar files are read.
