@@ -78,7 +78,7 @@ setup(
     packages=PACKAGES,
     package_dir={"simpro_kernels": "kernels", "simpro_fast.configs": "configs"},
     package_data={
-        "simpro_fast.configs": ["*.yaml", "*/*.yaml"],
+        "simpro_fast.configs": ["*.yaml", "*/*.yaml", "*.csv"],
         "simpro_fast": ["py.typed", "data/datasets/imagenet_lists/*.json", "report/templates/*"],
         "simpro_kernels": ["py.typed", "*/README.md", "tuned/*.json"],
     },

@@ -221,7 +221,7 @@ def _row(kind: str, distribution: str, part: list[dict[str, Any]]) -> str:
     width = 100 * np.mean([float(r["mean_width"]) for r in part])
     distances = [np.mean([float(r[f"kl_{name}"]) for r in part]) for name in ESTIMATORS]
     cells = [
-        *(kind, distribution, str(len({r["seed"] for r in part}))),
+        *(kind, distribution, str(len({str(r["seed"]) for r in part}))),
         f"{covered} of {classes} ({100 * covered / classes:.0f} %)",
         f"{width:.1f}",
         *(f"{value:.3f}" for value in distances),

@@ -24,6 +24,7 @@ VERBS = {
     "export": "write a trained network as ONNX, or as a folder for a model hub",
     "report": "table, figures and one page of any number of runs",
     "doctor": "check a machine or an allocation before training",
+    "table": "train configurations x methods x seeds, and tabulate them in Markdown and LaTeX",
     "watch": "how a run stands: progress, estimated class distribution, accuracy, ranks",
 }
 

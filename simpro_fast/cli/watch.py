@@ -109,8 +109,9 @@ def _heading(run: LiveRun) -> Text:
     method = METHOD_TITLES.get(config.method.name, config.method.name)
     text = Text.assemble((config.name, "bold"), f" seed {config.seed}, {method}: ")
     text.append(run.state, _COLOURS.get(run.state, "bold red"))
-    if run.message:
-        text.append(f" ({run.message})")
+    if run.message:  # of a run that was asked to stop it begins with the same word
+        message = run.message.removeprefix(run.state).lstrip()
+        text.append(f"{' ' if message.startswith('(') else ': '}{message}")
     return text
 
 
