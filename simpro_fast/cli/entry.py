@@ -40,7 +40,7 @@ EXAMPLES = {
     "train": "digits_lt/reversed train.steps=200",
     "watch": "runs/digits_lt/reversed/seed1",
     "report": "runs/digits_lt/reversed/seed1",
-    "table": "runs",
+    "table": "digits_lt/reversed --grid method.name=simpro,fixmatch --seeds 1,2,3",
     "evaluate": "runs/photos/seed1 photos/val",
     "predict": "runs/photos/seed1 photos/heap --output heap.csv",
     "heap": "runs/photos/seed1 photos/heap --calibrate photos/val",
