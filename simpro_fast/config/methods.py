@@ -96,6 +96,27 @@ class FixMatchConfig(MethodConfig):
     """False trains on the soft pseudo-labels."""
 
 
+class ABCConfig(MethodConfig):
+    """ABC (NeurIPS 2021): an auxiliary balanced classifier. It has no keys of its own."""
+
+    paper_views = (1, 2)
+    name: str = "abc"
+
+
+class CDMADConfig(MethodConfig):
+    """CDMAD (CVPR 2024): what the network says of an image without content is its bias."""
+
+    paper_views = (1, 2)
+    smoke: ClassVar[dict[str, Any]] = {"correct_after": 0.4}
+    name: str = "cdmad"
+    threshold: float = Field(0.0, ge=0, le=100)
+    """As of every method; CDMAD masks nothing."""
+    correct_after: float = Field(0.2, ge=0, le=1)
+    """Pseudo-labels are corrected in the periods (from 0) above this share of their number."""
+    constant: float = Field(1.0, ge=-10, le=10)
+    """Value of the image without content, in every normalised pixel and channel."""
+
+
 @dataclass(frozen=True)
 class MethodEntry:
     """A method that `method.name` can mean."""
@@ -108,6 +129,8 @@ class MethodEntry:
 METHODS: dict[str, MethodEntry] = {
     "simpro": MethodEntry(SimProConfig, "simpro_fast.methods.simpro:SimPro"),
     "fixmatch": MethodEntry(FixMatchConfig, "simpro_fast.methods.fixmatch:FixMatch"),
+    "abc": MethodEntry(ABCConfig, "simpro_fast.methods.abc:ABC"),
+    "cdmad": MethodEntry(CDMADConfig, "simpro_fast.methods.cdmad:CDMAD"),
 }
 """By name, in the order in which they are listed; classes of one's own are added when they are
 first named, or by `simpro_fast.methods.register_method`."""

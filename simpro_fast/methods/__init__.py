@@ -1,6 +1,8 @@
 """Training methods: one call per step, one per period, two priors."""
 
+from simpro_fast.methods.abc import ABC
 from simpro_fast.methods.base import Method, common
+from simpro_fast.methods.cdmad import CDMAD
 from simpro_fast.methods.fixmatch import FixMatch
 from simpro_fast.methods.needs import Change, Heads, Needs, PhaseTools, Setting
 from simpro_fast.methods.output import MethodOutput
@@ -14,6 +16,8 @@ from simpro_fast.methods.registry import (
 from simpro_fast.methods.simpro import SimPro
 
 __all__ = [
+    "ABC",
+    "CDMAD",
     "Change",
     "FixMatch",
     "Heads",

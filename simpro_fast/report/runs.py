@@ -15,7 +15,12 @@ from simpro_fast.utils.atomic_write import read_json
 
 # Keys without which there is nothing to show.
 NEEDED = {"name", "seed", "method", "steps", "top1", "per_class", "class_names", "pi_u"}
-METHOD_TITLES = {"simpro": "SimPro", "fixmatch": "FixMatch"}
+METHOD_TITLES = {
+    "simpro": "SimPro",
+    "fixmatch": "FixMatch",
+    "abc": "ABC",
+    "cdmad": "CDMAD",
+}
 
 
 @dataclass(frozen=True)
