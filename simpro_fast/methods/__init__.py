@@ -1,6 +1,7 @@
 """Training methods: one call per step, one per period, two priors."""
 
 from simpro_fast.methods.abc import ABC
+from simpro_fast.methods.acr import ACR, ACRNoAnchors
 from simpro_fast.methods.base import Method, common
 from simpro_fast.methods.cdmad import CDMAD
 from simpro_fast.methods.fixmatch import FixMatch
@@ -14,10 +15,13 @@ from simpro_fast.methods.registry import (
     resolve_alpha,
 )
 from simpro_fast.methods.simpro import SimPro
+from simpro_fast.methods.simpro_star import SimProStar
 
 __all__ = [
     "ABC",
+    "ACR",
     "CDMAD",
+    "ACRNoAnchors",
     "Change",
     "FixMatch",
     "Heads",
@@ -28,6 +32,7 @@ __all__ = [
     "PriorTracker",
     "Setting",
     "SimPro",
+    "SimProStar",
     "build_method",
     "common",
     "log_prior",

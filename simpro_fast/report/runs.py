@@ -18,6 +18,9 @@ NEEDED = {"name", "seed", "method", "steps", "top1", "per_class", "class_names",
 METHOD_TITLES = {
     "simpro": "SimPro",
     "fixmatch": "FixMatch",
+    "simpro_star": "SimPro*",
+    "acr": "ACR",
+    "acr_no_anchors": "ACR without anchors",
     "abc": "ABC",
     "cdmad": "CDMAD",
 }
