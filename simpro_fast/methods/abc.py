@@ -38,8 +38,8 @@ class ABC(Method):
 
     What is not reproduced: the published code takes the logarithm of a softmax, which can be -inf,
     here it is the log-softmax; a view and its image share u here, there is one labeled view there;
-    Adam at a constant rate of 0.002, its decay of the weights, and RandAugment(3, 4) belong to its
-    own protocol, not to the common one.
+    Adam at a constant rate of 0.002 and RandAugment(3, 4) belong to its own protocol, not to the
+    common one.
 
     N_min is the smallest number above 0. A class without labels counts as one with N_min, so its
     pseudo-labels are never thinned out. pi_u counts B's soft pseudo-labels before they are.

@@ -23,6 +23,8 @@ METHOD_TITLES = {
     "acr_no_anchors": "ACR without anchors",
     "abc": "ABC",
     "cdmad": "CDMAD",
+    "cpe": "CPE",
+    "daso": "DASO",
 }
 
 
