@@ -24,11 +24,20 @@ from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.printable import show
 from simpro_fast.utils.atomic_write import write_json
 
+DESCRIPTION = """\
+Check a machine, or all ranks of an allocation, before training: devices, libraries, memory, disk,
+data, and the speed of a step.
+
+examples:
+  simpro-fast doctor
+  simpro-fast doctor --config photos.yaml
+  deepspeed launch/doctor.py --config cifar10_lt/reversed data.root=/data/cifar"""
+
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = CommandParser(
         "simpro-fast doctor",
-        "Check a machine, or all ranks of an allocation, before training.",
+        DESCRIPTION,
         "Exit code: 0 training can start, 1 a problem, 2 wrong usage.",
     )
     parser.add_argument(

@@ -41,8 +41,8 @@ def verb(body: Body) -> Body:
             return _say("error: nobody reads the output any more; files are whole", FAILED)
         except OSError as error:
             return _say(f"error: {error}; check the path, its permissions and free space", FAILED)
-        except KeyboardInterrupt:
-            return _say("interrupted; files are whole", INTERRUPTED)
+        except KeyboardInterrupt as error:  # a verb may say what it leaves behind
+            return _say(str(error) or "interrupted; files are whole", INTERRUPTED)
 
     return main
 

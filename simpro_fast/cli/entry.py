@@ -16,11 +16,36 @@ from simpro_fast.printable import show
 
 VERBS = {
     "train": "train a network (under deepspeed, torchrun or python: launch/train.py)",
+    "predict": "classify images: files, folders, tar shards, lists",
+    "pseudo": "pseudo-labels of a run's unlabeled images, and which to label next",
+    "evaluate": "accuracy and calibration on images with known classes",
+    "heap": "class shares of a heap of images, with intervals",
     "prepare": "check a data set before training, and write its manifest",
     "export": "write a trained network as ONNX, or as a folder for a model hub",
-    "report": "table and figures of a finished run",
+    "report": "table, figures and one page of any number of runs",
     "doctor": "check a machine or an allocation before training",
+    "table": "train configurations x methods x seeds, and tabulate them in Markdown and LaTeX",
     "watch": "how a run stands: progress, estimated class distribution, accuracy, ranks",
+}
+
+GROUPS = {
+    "before training": ("prepare", "doctor"),
+    "training": ("train", "watch"),
+    "runs": ("report", "table"),
+    "a trained network": ("evaluate", "predict", "heap", "pseudo", "export"),
+}
+EXAMPLES = {
+    "prepare": "--labeled photos/labeled --unlabeled photos/heap --output prepared",
+    "doctor": "--config photos.yaml",
+    "train": "digits_lt/reversed train.steps=200",
+    "watch": "runs/digits_lt/reversed/seed1",
+    "report": "runs/digits_lt/reversed/seed1",
+    "table": "runs",
+    "evaluate": "runs/photos/seed1 photos/val",
+    "predict": "runs/photos/seed1 photos/heap --output heap.csv",
+    "heap": "runs/photos/seed1 photos/heap --calibrate photos/val",
+    "pseudo": "runs/photos/seed1 --queue 100",
+    "export": "runs/photos/seed1 --onnx photos.onnx",
 }
 
 
@@ -29,10 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     verb = words[0] if words else "--help"
     if verb in ("-h", "--help"):
-        print("usage: simpro-fast VERB [...]\n")
-        for name, summary in VERBS.items():
-            print(f"  {name:<9} {summary}")
-        print("\nsimpro-fast VERB --help lists the options of a verb.")
+        print(_overview())
         return 0
     if verb == "--version":
         print(f"simpro_fast {version('simpro_fast')}")
@@ -43,6 +65,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         show(f"error: unknown verb {verb!r}; {hint}", file=sys.stderr)
         return 2
     return run(verb, words[1:])
+
+
+def _overview() -> str:
+    lines = ["usage: simpro-fast VERB [...]"]
+    for title, names in GROUPS.items():
+        lines += ["", f"{title}:"]
+        for name in names:
+            if name in VERBS:
+                lines.append(f"  {name:<9} {VERBS[name]}")
+                lines.append(f"{'':<11} simpro-fast {name} {EXAMPLES[name]}")
+    lines.append(
+        "\nsimpro-fast VERB --help explains a verb; docs/tutorial_digits.md shows them all."
+    )
+    return "\n".join(lines)
 
 
 def run(verb: str, arguments: Sequence[str] | None = None) -> int:

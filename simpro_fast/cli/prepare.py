@@ -33,17 +33,34 @@ from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.file_lock import locked
 from simpro_fast.utils.logs import log_to_terminal
 from simpro_fast.utils.machine import cpu_cores
+from simpro_fast.utils.progress_line import ProgressLine
 from simpro_fast.utils.regular_file import read_regular
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 _OWN_ONLY = "--pack, --init-config and --add-labels are for own images (data.name=images)"
 
+DESCRIPTION = """\
+Count classes and images, decode every file once, list what is damaged, unsupported or duplicate,
+and write a manifest to train from.
+
+examples:
+  simpro-fast prepare --labeled photos/labeled --unlabeled photos/heap --val photos/val \\
+      --output photos/prepared --init-config photos.yaml
+  simpro-fast prepare --labeled 'shards/{000..009}.tar' --unlabeled heap --output prepared --pack 64
+  simpro-fast prepare --add-labels queue.csv --output photos/prepared
+  simpro-fast prepare --config imagenet_127/224 data.root=/data/imagenet --output prepared"""
+EPILOG = """\
+docs/own_data.md says which files are read, and what the manifest holds.
+
+Exit code: 0 done, 1 files are damaged or doubtful (0 with --on-bad-image skip), 2 wrong usage, 130
+interrupted; the next call goes on."""
+
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = CommandParser(
         "simpro-fast prepare",
-        "Count classes and images, decode every file once, list what is damaged, unsupported\n"
-        "or duplicate, and write a manifest to train from.",
+        DESCRIPTION,
+        EPILOG,
     )
     parser.add_argument("--config", help="take the data set from this configuration")
     parser.add_argument(
@@ -212,7 +229,7 @@ def _write_images(
     started: float,
 ) -> int:
     published, manifest = data is not None and data.name in IMAGENET, labeled.manifest
-    progress = _Progress("decoded")
+    progress = ProgressLine("decoded")
     checked = check_images(
         manifest,
         options.output / CACHE_NAME,
@@ -282,7 +299,7 @@ def _pack(options: argparse.Namespace, manifest: Manifest) -> Path:
         show(f"packed {path}, up to date")
         return path
     total = len(manifest.usable().rows)
-    progress = _Progress("packed")
+    progress = ProgressLine("packed")
     pack(
         manifest,
         options.output,
@@ -321,24 +338,3 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     with replacing(path) as file:
         file.write(text.encode("utf-8", "surrogateescape"))
-
-
-class _Progress:
-    """One line that is written over, on a terminal only."""
-
-    def __init__(self, verb: str) -> None:
-        self._verb, self._started, self._shown = verb, time.perf_counter(), 0.0
-        self._live = sys.stderr.isatty()
-
-    def __call__(self, done: int, total: int) -> None:
-        now = time.perf_counter()
-        if self._live and (now - self._shown > 0.1 or done == total):
-            self._shown = now
-            rate = done / max(now - self._started, 1e-9)
-            left = (total - done) / rate
-            text = f"{self._verb} {done}/{total} files, {rate:.0f}/s, {left:.0f} s left"
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self._shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)

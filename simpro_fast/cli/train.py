@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from simpro_fast.cli.key_hints import key_lines
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.cli.sweep import add_sweep_flags, launcher_of, members_of, wants_sweep
 from simpro_fast.config import dump_config, load_config, load_smoke_config
@@ -15,17 +16,34 @@ from simpro_fast.printable import show
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 
+DESCRIPTION = """\
+Train SimPro, or a method to compare it with: in this process, or on many devices under deepspeed or
+torchrun. The same command goes on from the newest checkpoint.
+
+examples:
+  simpro-fast train digits_lt/reversed
+  simpro-fast train photos.yaml seed=2 optim.lr=0.01 name=second
+  simpro-fast train photos.yaml --dry-run
+  simpro-fast train digits_lt/reversed --grid method.tau=1,2 --seeds 1,2,3
+  deepspeed --num_gpus 8 launch/train.py --config cifar10_lt/reversed data.root=/data/cifar"""
+EPILOG = """\
+Exit code: 0 done, 1 failed, 2 wrong usage or configuration, 75 preempted (run it again), 130
+interrupted.
+
+Keys, for key.sub=value and YAML files; simpro-fast train CONFIG --print-config shows their values,
+configs/README.md the shipped configurations, docs/methods.md the keys of the methods:
+"""
+
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse; an unknown flag is a `ConfigError` that names the nearest one."""
-    parser = CommandParser(
-        "simpro-fast train",
-        "Train SimPro or a baseline. Run it under deepspeed, torchrun or python.",
+    parser = CommandParser("simpro-fast train", DESCRIPTION, EPILOG + "\n".join(key_lines()))
+    parser.add_argument(
+        "--config", help="YAML file or the name of a shipped one; --config may be left out"
     )
     parser.add_argument(
-        "--config", help="YAML file or the name of a shipped one: digits_lt/reversed (required)"
+        "--print-config", action="store_true", help="print all keys with their values and exit"
     )
-    parser.add_argument("--print-config", action="store_true", help="print all keys and exit")
     parser.add_argument(
         "--dry-run",
         action="store_true",

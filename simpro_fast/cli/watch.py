@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "Show how a run stands: progress, speed, estimated class distribution, accuracy, ranks.\n"
         "It reads the files of the run, so it may run on any machine that sees them, and ends\n"
         "with the run. Ctrl-C leaves; the run is not touched.",
-        f"example: simpro-fast watch {EXAMPLE}",
+        f"examples:\n  simpro-fast watch {EXAMPLE}\n  simpro-fast watch {EXAMPLE} --once",
     )
     parser.add_argument("run", type=Path, nargs="?", help=f"run directory, such as {EXAMPLE}")
     parser.add_argument(
@@ -109,8 +109,9 @@ def _heading(run: LiveRun) -> Text:
     method = METHOD_TITLES.get(config.method.name, config.method.name)
     text = Text.assemble((config.name, "bold"), f" seed {config.seed}, {method}: ")
     text.append(run.state, _COLOURS.get(run.state, "bold red"))
-    if run.message:
-        text.append(f" ({run.message})")
+    if run.message:  # of a run that was asked to stop it begins with the same word
+        message = run.message.removeprefix(run.state).lstrip()
+        text.append(f"{' ' if message.startswith('(') else ': '}{message}")
     return text
 
 

@@ -21,7 +21,7 @@ SIZES = (
     *("train.steps=3", "train.period=2", "train.threads=1"),
     *("data.mu=1", "data.labeled_max=2", "data.unlabeled_max=4"),
     "data.test_per_class=1",
-    *("evaluate.every=1", "evaluate.batch_size=32"),
+    *("evaluate.every=1", "evaluate.batch_size=32", "evaluate.heap_images=32"),
     *(f"log.{logger}=false" for logger in ("figures", "tensorboard", "wandb", "mlflow")),
 )
 LABELED_PER_RANK = 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -59,6 +60,14 @@ class TrainedModel:
     def class_names(self) -> tuple[str, ...]:
         """In the order of the logits."""
         return self.file.class_names
+
+    def digest(self) -> str:
+        """sha256 over the weights and `model.json`: another one may answer otherwise."""
+        digest = hashlib.sha256(self.file.model_dump_json().encode())
+        for name, tensor in sorted(self.module.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
 
     def preprocess(self, picture: Picture) -> np.ndarray:
         """What the network sees of a picture: uint8 [S, S, 3], the same as in evaluation.

@@ -80,32 +80,31 @@ def _accuracy(summary: Mapping[str, Any]) -> str:
 
 
 def _classes(file: ModelFile, summary: Mapping[str, Any]) -> str:
-    heap = {row["class"]: row for row in summary.get("heap") or ()}
+    heap = summary.get("heap")
+    estimates = {row["class"]: row for row in heap["rows"]} if heap else {}
     columns = ["class", "labeled images", "accuracy, %", "share of the unlabeled images"]
     accuracies = summary["per_class"] or [None] * len(file.class_names)
     rows = []
     for name, count, accuracy, share in zip(
         file.class_names, summary["labeled_counts"], accuracies, summary["pi_u"], strict=True
     ):
-        estimate, interval = share, ""
-        if name in heap:
-            estimate = heap[name]["estimate"]
-            if heap[name].get("low") is not None:
-                interval = f" ({heap[name]['low']:.3f} to {heap[name]['high']:.3f})"
+        estimate = f"{share:.3f}"
+        if (row := estimates.get(name)) is not None:
+            estimate = f"{row['estimate']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
         measured = "-" if accuracy is None else f"{accuracy:.1f}"
-        rows.append([_text(name), f"{count:,}", measured, f"{estimate:.3f}{interval}"])
+        rows.append([_text(name), f"{count:,}", measured, estimate])
     hidden = len(rows) - MOST_CLASSES
     more = f"\nand {hidden:,} more, see `model.json`.\n" if hidden > 0 else ""
     return "## Classes\n\n" + _table(columns, rows[:MOST_CLASSES]) + more
 
 
 def _estimate(summary: Mapping[str, Any]) -> str:
-    heap = summary.get("heap")
-    if heap and heap[0].get("low") is not None:
+    if heap := summary.get("heap"):
         said = (
             "The shares of the unlabeled images are estimates with 95 % intervals, from the "
-            "network's confusions on labeled images. The network was trained on the same unlabeled "
-            "images, so its confusions there may differ and the intervals be too narrow."
+            f"classes that the network gives {heap['images']:,} of them and from its confusions on "
+            "the test images. It was trained on the same unlabeled images, so that it may confuse "
+            "them otherwise and the intervals may be too narrow."
         )
     else:
         said = (

@@ -47,6 +47,8 @@ class ModelFile(BaseModel):
     std: Channels
     labeled_prior: Prior
     """Share of each class among the labeled training images."""
+    labeled_counts: Annotated[tuple[int, ...], Strict(False)] | None = None
+    """Labeled training images of each class; None: not recorded."""
     phi: Prior
     """Estimated class distribution of all images trained on."""
     pi_u: Prior

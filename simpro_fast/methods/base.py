@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from simpro_fast.config.methods import MethodConfig
 from simpro_fast.methods.needs import Change, Heads, Needs, PhaseTools, Setting
-from simpro_fast.methods.output import MethodOutput
+from simpro_fast.methods.output import MethodOutput, PseudoLabels
 from simpro_fast.methods.priors import IGNORED_TARGET, PriorTracker, Variant
 
 Impl = Literal["auto", "triton", "eager", "compile"]
@@ -139,6 +139,13 @@ class Method(PriorTracker):
     def confident(self, logits_weak: Tensor) -> Tensor:
         """bool [N]: images whose strong views `forward` will look at; see `Needs.confident`."""
         raise NotImplementedError
+
+    def pseudo_labels(self, logits_weak: Tensor) -> PseudoLabels | None:
+        """The pseudo-labels that `forward` trains on, of float [N, K], as its state is now.
+
+        None: they need more than the plain logits of an image.
+        """
+        return None
 
     def end_step(self, step: int) -> None:
         """After step `step` (from 0) on every rank: collectives, tables, what needs no gradient.

@@ -28,3 +28,15 @@ class MethodOutput:
     """bool [N] images that pass the threshold."""
     pseudo_labels: Tensor
     """int64 [N] most probable class of every weak view, kept or not; lowest index on ties."""
+
+
+@dataclass(frozen=True)
+class PseudoLabels:
+    """What a method makes of weak views, without a loss."""
+
+    labels: Tensor
+    """int64 [N], the most probable class, kept or not; lowest index on ties."""
+    probability: Tensor
+    """[N], of that class by the method's rule."""
+    kept: Tensor
+    """bool [N], whether it would be trained on."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from simpro_fast.methods.base import Impl, Method, prior_dtype
 from simpro_fast.methods.needs import Needs
-from simpro_fast.methods.output import MethodOutput
+from simpro_fast.methods.output import MethodOutput, PseudoLabels
 from simpro_fast.methods.priors import Variant
 
 
@@ -108,6 +108,13 @@ class PseudoLabelMethod(Method):
         log_prior_weak, _ = self.adjustments(prior_dtype(logits_weak))
         found = self._pseudo_label_loss(logits_weak, logits_weak, log_prior_weak, None)
         return found.max_prob >= self._bound * (1 - 1e-5)
+
+    @torch.no_grad()
+    def pseudo_labels(self, logits_weak: Tensor) -> PseudoLabels:
+        log_prior_weak, _ = self.adjustments(prior_dtype(logits_weak))
+        found = self._pseudo_label_loss(logits_weak, logits_weak, log_prior_weak, None)
+        scores = logits_weak if log_prior_weak is None else logits_weak + log_prior_weak
+        return PseudoLabels(scores.argmax(dim=1), found.max_prob, found.mask)
 
     def _pseudo_label_loss(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 from simpro_fast.config.methods import METHODS, MethodConfig, entry_of, method_entry
+from simpro_fast.config.schema import Config
 from simpro_fast.errors import ConfigError
 from simpro_fast.methods.base import Method
 from simpro_fast.methods.needs import Setting
@@ -66,6 +67,31 @@ def method_class(config: MethodConfig) -> type[Method]:
             "docs/methods.md shows one"
         )
     return found
+
+
+def setting_of(
+    config: Config,
+    *,
+    labeled_counts: tuple[int, ...],
+    num_unlabeled: int,
+    features: int,
+    image_size: int,
+    alpha: float,
+) -> Setting:
+    """What the method of a run is built from; arguments as in `Setting`."""
+    return Setting(
+        labeled_counts=labeled_counts,
+        num_unlabeled=num_unlabeled,
+        strong_views=config.strong_views,
+        labeled_views=config.labeled_views,
+        alpha=alpha,
+        features=features,
+        batch_size=config.data.batch_size,
+        mu=config.data.mu,
+        period=config.train.period,
+        periods=config.train.steps // config.train.period,
+        image_size=image_size,
+    )
 
 
 def build_method(config: MethodConfig, setting: Setting) -> Method:

@@ -19,9 +19,13 @@ from simpro_fast.data.splits.split import Split
 from simpro_fast.evaluation import Evaluation, many_medium_few
 from simpro_fast.inference.model_card import CARD, model_card
 from simpro_fast.inference.model_file import DESCRIPTION, WEIGHTS, ModelFile, shares
-from simpro_fast.report.figures import ViewsFigure, write_report
+from simpro_fast.report import write_report
+from simpro_fast.report.groups import group_runs
+from simpro_fast.report.pictures import FOLDER, ViewsFigure, save_mistakes, save_views
+from simpro_fast.report.runs import load_run
 from simpro_fast.report.terminal import print_summary
 from simpro_fast.run.directory import RunDirectory
+from simpro_fast.run.pictures import confident_mistakes
 from simpro_fast.utils.atomic_write import replacing, write_atomically, write_json
 from simpro_fast.utils.machine import machine_name
 from simpro_fast.utils.provenance import library_versions
@@ -57,6 +61,8 @@ class TrainedRun:
     """Wall time of all processes that worked on this run."""
     evaluation: Evaluation | None
     """Of the EMA weights as they are now; None without a test set."""
+    heap: dict[str, Any] | None
+    """Estimated class shares of the unlabeled images, see `training.evaluate.estimate_shares`."""
     top1: list[float]
     """Of every evaluation, percent, oldest first."""
     pi_u: list[float]
@@ -92,13 +98,20 @@ def write_results(
     file = export_model(run, trained, weights)
     write_atomically(run.path / CARD, model_card(file, summary, trained.dataset.name))
     print_summary(summary)
-    figures = [] if views is None else write_report(run.path, views, summary=summary)
-    for path in figures:
-        logger.info("figure %s", path)
+    written: list[Path] = []
+    if views is not None:
+        folder = run.path / FOLDER
+        save_views(views, folder)
+        if trained.evaluation is not None:
+            mistakes = confident_mistakes(trained.evaluation, trained.dataset, trained.split)
+            save_mistakes(mistakes, folder)
+        written = write_report(group_runs([load_run(run.path, summary)]), folder)
+    for path in written:
+        logger.info("report %s", path)
     if finished:  # last, since the presence of the file says so
         write_json(run.summary, summary)
         logger.info("summary %s", run.summary)
-    return figures
+    return [path for path in written if path.suffix == ".png"]
 
 
 def summarise(trained: TrainedRun) -> dict[str, Any]:
@@ -117,9 +130,11 @@ def summarise(trained: TrainedRun) -> dict[str, Any]:
         "top1_class_mean": evaluation.top1_class_mean if evaluation else None,
         "top1_mean_last20": sum(top1[-20:]) / len(top1[-20:]) if top1 else None,
         "top1_best": max(top1, default=None),
+        **_statistics(evaluation),
         "per_class": per_class,
         "class_names": list(trained.dataset.class_names),
         **groups,
+        "heap": trained.heap,
         "kl_pi_u": trained.kl_pi_u,
         "pi_u": trained.pi_u,
         "pi_u_true": None if unlabeled is None else [c / sum(unlabeled) for c in unlabeled],
@@ -134,6 +149,23 @@ def summarise(trained: TrainedRun) -> dict[str, Any]:
     }
 
 
+def _statistics(evaluation: Evaluation | None) -> dict[str, Any]:
+    """What summary.json says of the test besides top-1; a large matrix is in model.json alone."""
+    if evaluation is None:
+        keys = ("top_k", "top_k_accuracy", "ece", "log_likelihood", "temperature")
+        return dict.fromkeys((*keys, "confusion", "reliability"))
+    matrix = evaluation.confusion
+    return {
+        "top_k": evaluation.top_k,
+        "top_k_accuracy": evaluation.top_k_accuracy,
+        "ece": evaluation.ece,
+        "log_likelihood": evaluation.log_likelihood,
+        "temperature": evaluation.temperature,
+        "confusion": matrix.tolist() if matrix is not None and len(matrix) <= 200 else None,
+        "reliability": {"bins": evaluation.reliability},
+    }
+
+
 def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tensor]) -> ModelFile:
     """`model.safetensors` and `model.json`: the EMA weights, float32, and what using them needs."""
     config, dataset = trained.config, trained.dataset
@@ -143,6 +175,7 @@ def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tens
     }
     with replacing(run.path / WEIGHTS) as file:
         file.write(save(saved))
+    confusion = None if trained.evaluation is None else trained.evaluation.confusion
     description = ModelFile(
         model=config.model,
         method=config.method.name,
@@ -151,9 +184,12 @@ def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tens
         mean=dataset.mean,
         std=dataset.std,
         labeled_prior=shares(trained.split.labeled_counts),
+        labeled_counts=tuple(trained.split.labeled_counts),
         phi=tuple(trained.phi),
         pi_u=tuple(trained.pi_u),
         tau=trained.loss_tau,
+        confusion=None if confusion is None else tuple(map(tuple, confusion.tolist())),
+        temperature=None if trained.evaluation is None else trained.evaluation.temperature,
         step=trained.step,
         commit=trained.commit,
         versions={"simpro_fast": version("simpro_fast"), **library_versions()},

@@ -67,11 +67,22 @@ class Progress:
         self._marks.append((now, step))
         rate = f"{done * self._views_per_step / seconds:,.0f}" if done and seconds else "-"
         eta = clock((self._total - step) * seconds / done) if done else "-"
-        distance = f"  KL(pi_u) {kl_pi_u:.3f}" if kl_pi_u is not None else ""
-        accuracy = f"  top-1 {top1:.1f} %" if top1 is not None else ""
-        text = (
-            f"step {step:>{len(str(self._total))}}/{self._total}  {rate} images/s  ETA {eta}  "
-            f"loss {loss:.3f}  mask {mask_rate:.2f}{distance}{accuracy}"
+        self._draw(
+            {
+                "step": f"{step:>{len(str(self._total))}}/{self._total}",
+                "images/s": rate,
+                "ETA": eta,
+                "loss": f"{loss:.3f}",
+                "mask": f"{mask_rate:.2f}",
+                **({} if kl_pi_u is None else {"KL(pi_u)": f"{kl_pi_u:.3f}"}),
+                **({} if top1 is None else {"top-1": f"{top1:.1f} %"}),
+            }
+        )
+
+    def _draw(self, values: dict[str, str]) -> None:
+        text = "  ".join(
+            f"{value} {name}" if name == "images/s" else f"{name} {value}"
+            for name, value in values.items()
         )
         if self._live:  # a line that breaks could not be written over
             text = text[: shutil.get_terminal_size().columns - 1]

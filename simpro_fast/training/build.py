@@ -14,7 +14,8 @@ from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.engine.base import views_dtype, weight_dtype
 from simpro_fast.engine.compile import compile_method, require_compiler
 from simpro_fast.errors import ConfigError
-from simpro_fast.methods import Method, Needs, Setting, build_method, method_class, resolve_alpha
+from simpro_fast.methods import Method, Needs, build_method, method_class, resolve_alpha
+from simpro_fast.methods.registry import setting_of
 from simpro_fast.models import (
     PretrainedReport,
     build_model,
@@ -81,18 +82,13 @@ def build_method_for(
     sizes = len(split.labeled), len(split.unlabeled)
     alpha = resolve_alpha(config.method, *sizes, config.data.batch_size, config.data.mu)
     head = head_of(model)
-    setting = Setting(
+    setting = setting_of(
+        config,
         labeled_counts=split.labeled_counts,
         num_unlabeled=len(split.unlabeled),
-        strong_views=config.strong_views,
-        labeled_views=config.labeled_views,
-        alpha=alpha,
         features=head.in_features if isinstance(head, nn.Linear) else 0,
-        batch_size=config.data.batch_size,
-        mu=config.data.mu,
-        period=config.train.period,
-        periods=config.train.steps // config.train.period,
         image_size=dataset.image_size,
+        alpha=alpha,
     )
     method = build_method(config.method, setting).to(ranks.device)
     compile_method(method, config)

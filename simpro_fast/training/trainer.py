@@ -45,16 +45,16 @@ from simpro_fast.run.export import (
 )
 from simpro_fast.run.loggers.base import Loggers
 from simpro_fast.run.loggers.build import start_loggers
-from simpro_fast.run.progress import Progress
+from simpro_fast.run.notebook_table import build_progress
+from simpro_fast.run.pictures import views_figure
 from simpro_fast.run.resume import agreed_fingerprint, find_state, load_state
-from simpro_fast.run.views_figure import views_figure
 from simpro_fast.training.build import (
     build_loader_for,
     build_method_for,
     build_student,
     needs_of,
 )
-from simpro_fast.training.evaluate import evaluate_split
+from simpro_fast.training.evaluate import estimate_shares, evaluate_split
 from simpro_fast.training.method_inputs import MethodInputs, with_uniforms
 from simpro_fast.training.metrics import Meter, Stopwatch, ThresholdWatch, step_profiler
 from simpro_fast.training.micro_batch import join_outputs, split_batch
@@ -118,7 +118,7 @@ class Trainer:
         self.loader = self._build_loader()
         if write:
             self._start_run(checkpoint)
-        self.progress = Progress(
+        self.progress = build_progress(
             config.log.progress, config.train.steps, self.views_per_step, main=ranks.is_main
         )
 
@@ -215,6 +215,7 @@ class Trainer:
             PeerError: likewise, on the other ranks.
         """
         replaced = torch.tensor([float(getattr(self.loader, "replaced", 0))], dtype=torch.float64)
+        evaluation = self.last_evaluation or self.evaluate(temperature=True)
         trained = TrainedRun(
             config=self.config,
             dataset=self.dataset,
@@ -222,7 +223,15 @@ class Trainer:
             step=self.step,
             views_per_step=self.views_per_step,
             seconds=self.history.seconds,
-            evaluation=self.last_evaluation or self.evaluate(),
+            evaluation=evaluation,
+            heap=estimate_shares(
+                self.predictor.network(),
+                self.dataset,
+                self.split,
+                self.ranks,
+                evaluation,
+                self.config,
+            ),
             top1=self.history.top1,
             pi_u=self.method.normalised_pi_u().tolist(),
             phi=self.method.phi.tolist(),
@@ -267,7 +276,7 @@ class Trainer:
             self.method.end_period()
         evaluation = None
         if last or self.step % (config.train.period * config.evaluate.every) == 0:
-            self.last_evaluation = evaluation = self.evaluate()
+            self.last_evaluation = evaluation = self.evaluate(temperature=last)
             if evaluation is not None:
                 self.history.top1.append(evaluation.top1)
         kl_pi_u = self.kl_pi_u()
@@ -336,7 +345,7 @@ class Trainer:
         )
         self.step_graph = build_step_graph(config, ranks, self.learn)
         self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
-        self.meter = Meter(ranks.device)
+        self.meter = Meter(ranks.device, self.dataset.num_classes)
         self.threshold_watch = ThresholdWatch(config.method.threshold)
 
     def _start_run(self, checkpoint: Path | None) -> None:
@@ -353,13 +362,15 @@ class Trainer:
             self.loggers = start_loggers(config, run.path, names, self.step, fresh=fresh)
         self.ranks.barrier()
 
-    def evaluate(self) -> Evaluation | None:
+    def evaluate(self, *, temperature: bool = False) -> Evaluation | None:
         """Top-1 of the EMA model on the test set by the method's rule (SimPro: argmax f(x)).
 
         None where there is no test set, as with own images without val.
         """
         size, network = self.config.evaluate.batch_size, self.predictor.network()
-        return evaluate_split(network, self.dataset, self.split, self.ranks, size)
+        return evaluate_split(
+            network, self.dataset, self.split, self.ranks, size, temperature=temperature
+        )
 
     def _build_loader(self) -> Loader:
         return build_loader_for(
@@ -432,7 +443,7 @@ class Trainer:
     def _counts(self) -> list[Tensor]:
         """What this rank has counted since the last update of the priors, float64 vectors."""
         counts = (getattr(self.method, name) for name in self.method.rank_counts)
-        return [*counts, self.meter.sums]
+        return [*counts, self.meter.sums, self.meter.class_sums]
 
     def save(self) -> int | None:
         """Checkpoint of this step. Every rank calls it, since rank-local state is gathered.

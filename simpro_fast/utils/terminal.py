@@ -38,6 +38,7 @@ def rendered(what: RenderableType, file: TextIO, width: int | None = None) -> st
         file=file,
         width=width if width or terminal else _UNBROKEN,
         force_terminal=terminal,
+        force_jupyter=False,  # a notebook would show it twice
         color_system="standard" if terminal and "NO_COLOR" not in os.environ else None,
         markup=False,
         emoji=False,

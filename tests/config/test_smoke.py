@@ -22,7 +22,7 @@ Run = Callable[..., "CompletedProcess[str]"]
 SIZE_KEYS = {
     *("train.steps", "train.period", "train.threads", "evaluate.every", "evaluate.batch_size"),
     *("data.batch_size", "data.mu", "data.labeled_max", "data.unlabeled_max", "data.image_size"),
-    *("data.gamma_labeled", "data.total_max", "data.test_per_class"),
+    *("data.gamma_labeled", "data.total_max", "data.test_per_class", "evaluate.heap_images"),
     *("log.figures", "log.tensorboard", "log.wandb", "log.mlflow", "name"),
 }
 

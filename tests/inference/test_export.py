@@ -198,7 +198,7 @@ def test_every_run_has_a_card(run: Path) -> None:
     (result,) = head["model-index"][0]["results"]
     assert result["metrics"][0]["value"] == pytest.approx(summary["top1"] / 100, abs=1e-4)
     assert f"| {summary['top1']:.1f} | {summary['top1_class_mean']:.1f} |" in card
-    assert "no interval" in card and "KL(true || pi_u)" in card
+    assert "95 % intervals" in card and "KL(true || pi_u)" in card
     assert str(run) not in card and str(run.parents[2]) not in card and "/" + "tmp" not in card
 
 
@@ -208,21 +208,26 @@ def test_the_card_shows_intervals_where_there_are_some_and_nothing_acts_as_marku
     names = ("a|b", "<img src=x>", "e\n\n# forged\n`x`")
     summary = {
         **load_run(run).summary,
-        **{"name": "own", "labeled_counts": [9, 4, 100], "unlabeled_counts": None, "kl_pi_u": None},
+        **{
+            "name": "own",
+            "labeled_counts": [9, 4, 100],
+            "unlabeled_counts": None,
+            "kl_pi_u": None,
+            "heap": None,
+        },
         **{"per_class": None, "top1": None, "pi_u": [0.25, 0.25, 0.5]},
     }
     card = model_card(description(class_names=names), summary, "images")
     assert "3 classes" in card and "own images" in card and "Not measured" in card
     assert "<img" not in card and "\n# forged" not in card and "model-index" not in card
-    assert "| a&#124;b | 9 | - | 0.250 |" in card
+    assert "| a&#124;b | 9 | - | 0.250 |" in card and "no interval" in card
     assert (
         "Fewer than 20 labeled images were there of: &lt;img src=x&gt; (4), a&#124;b (9)." in card
     )
-    heap = [
-        {"class": name, "estimate": 0.3, "low": 0.1, "high": 0.6, "method": "bayesian"}
-        for name in names
-    ]
+    row = {"estimate": 0.3, "low": 0.1, "high": 0.6}
+    heap = {"images": 4321, "rows": [{"class": name, **row} for name in names]}
     card = model_card(description(class_names=names), {**summary, "heap": heap}, "images")
     assert "| a&#124;b | 9 | - | 0.300 (0.100 to 0.600) |" in card and "95 % intervals" in card
+    assert "4,321" in card
     calibrated = model_card(description(class_names=names, temperature=1.5), summary, "images")
     assert "temperature 1.50" in calibrated

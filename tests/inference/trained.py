@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from simpro_fast.config import parse_config
 from simpro_fast.config.schema import Config
@@ -11,9 +12,13 @@ from simpro_fast.training.trainer import Trainer
 from tests.conftest import TINY
 
 
-def train(folder: Path) -> Config:
-    """Train the tiny configuration below `folder`; its run is `config.run_dir`."""
-    config = parse_config({**TINY, "output_dir": str(folder / "runs")})
+def train(folder: Path, **sections: dict[str, Any]) -> Config:
+    """Train the tiny configuration below `folder`; its run is `config.run_dir`.
+
+    Args:
+        sections: in place of TINY's.
+    """
+    config = parse_config({**TINY, **sections, "output_dir": str(folder / "runs")})
     trainer = Trainer(config, start_ranks(config))
     try:
         trainer.fit()

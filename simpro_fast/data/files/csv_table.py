@@ -11,12 +11,15 @@ import codecs
 import csv
 import io
 import logging
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from simpro_fast.errors import UserError
-from simpro_fast.utils.regular_file import read_regular
+from simpro_fast.utils.regular_file import open_regular
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +33,12 @@ OTHER_NAMES = {
 }
 """What other programs call our columns; taken where ours is missing and no two could be meant."""
 _SHOWN = 120
+_WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_WIDE_ENDS = tuple(end.encode(code) for end in "\n\r" for code in ("utf-16-le", "utf-16-be"))
+
+
+Record = tuple[int, dict[str, str]]
+"""Number of the line, and its values by column."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +47,7 @@ class Table:
 
     columns: tuple[str, ...]
     """Our names where they are known, else as written."""
-    records: list[tuple[int, dict[str, str]]]
-    """Number of the line and its values."""
+    records: list[Record]
     unfinished: bool
     """The last line has no end, as where a copy broke off, or as some editors leave it."""
 
@@ -54,22 +62,51 @@ def read_table(path: Path, missing: str) -> Table:
         UserError: it cannot be read, has no column `path`, is cut off within a line or is no CSV.
             Names the file, the line and what was found.
     """
+    with _opened(path, missing) as (columns, records, unfinished):
+        return Table(columns, list(records), unfinished)
+
+
+def stream_table(path: Path, missing: str) -> Iterator[Record]:
+    """The records of `read_table`, one at a time. Raises the same, when it comes to that."""
+    with _opened(path, missing) as (_, records, _):
+        yield from records
+
+
+@contextmanager
+def _opened(path: Path, missing: str) -> Iterator[tuple[tuple[str, ...], Iterator[Record], bool]]:
+    """Columns, records and whether the last line has no end."""
     try:
-        data = read_regular(path)
+        with open_regular(path) as file:
+            length = file.seek(0, os.SEEK_END)
+            file.seek(max(0, length - 2))
+            end = file.read()
+            file.seek(0)
+            wide = file.peek(2)[:2] in _WIDE
+            ended = end in _WIDE_ENDS if wide else end.endswith((b"\n", b"\r"))
+            encoding, errors = ("utf-16", "strict") if wide else ("utf-8-sig", "surrogateescape")
+            text = io.TextIOWrapper(file, encoding, errors, newline="")
+            first = text.readline()
+            if "\0" in first:
+                raise UserError(
+                    f"{path}: its first line holds NUL characters, as UTF-16 without its mark has; "
+                    "save it as UTF-8"
+                )
+            separator, columns, renamed = _header(path, first)
+            taken = [
+                *(["UTF-16"] if wide else []),
+                *([f"separated by a {_SEPARATORS[separator]}"] if separator != "," else []),
+                *(f"column {name!r} is taken as {ours}" for name, ours in renamed.items()),
+            ]
+            if taken:
+                logger.info("%s: %s", path, ", ".join(taken))
+            records = _records(path, chain([first], text), separator, columns, not ended)
+            yield columns, records, not ended
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: is not whole in UTF-16 ({error.reason}); save it as UTF-8"
+        ) from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); {missing}") from None
-    text, encoding = _decoded(path, data)
-    separator, columns, renamed = _header(path, text)
-    taken = [
-        *([encoding] if encoding else []),
-        *([f"separated by a {_SEPARATORS[separator]}"] if separator != "," else []),
-        *(f"column {name!r} is taken as {ours}" for name, ours in renamed.items()),
-    ]
-    if taken:
-        logger.info("%s: %s", path, ", ".join(taken))
-    unfinished = not text.endswith(("\n", "\r"))
-    records = list(_records(path, text, separator, columns, unfinished))
-    return Table(columns, records, unfinished)
 
 
 def cut_off(path: Path, line: int, found: str) -> UserError:
@@ -77,24 +114,6 @@ def cut_off(path: Path, line: int, found: str) -> UserError:
     return UserError(
         f"{path} line {line}: {found}, and the line has no end: the file was cut off; copy it again"
     )
-
-
-def _decoded(path: Path, data: bytes) -> tuple[str, str]:
-    """The text, and the name of its encoding if that is not UTF-8; bytes of no text stay."""
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        try:
-            return data.decode("utf-16"), "UTF-16"
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path}: is not whole in UTF-16 ({error.reason}); save it as UTF-8"
-            ) from None
-    text = data.decode("utf-8-sig", "surrogateescape")
-    if "\0" in text.partition("\n")[0]:
-        raise UserError(
-            f"{path}: its first line holds NUL characters, as UTF-16 without its mark has; save "
-            "it as UTF-8"
-        )
-    return text, ""
 
 
 def _header(path: Path, text: str) -> tuple[str, tuple[str, ...], dict[str, str]]:
@@ -132,9 +151,9 @@ def _header(path: Path, text: str) -> tuple[str, tuple[str, ...], dict[str, str]
 
 
 def _records(
-    path: Path, text: str, separator: str, columns: Sequence[str], unfinished: bool
-) -> Iterator[tuple[int, dict[str, str]]]:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    path: Path, lines: Iterable[str], separator: str, columns: Sequence[str], unfinished: bool
+) -> Iterator[Record]:
+    reader = csv.reader(lines, delimiter=separator, strict=True)
     width, line = len(columns), 0
     short: tuple[int, int] | None = None
     try:

@@ -52,6 +52,7 @@ _ONLY_PACKED = (
 OK = "ok"
 UNREADABLE = "unreadable"
 CHANGED = "changed"
+UNSUPPORTED = "unsupported"
 REFUSED = "damaged: the decoder of training refuses it; save it anew"
 TOO_LARGE = "unsupported: more than"
 MEGAPIXELS = 179
@@ -81,6 +82,15 @@ picture."""
 # where setting filters for a while is not safe.
 warnings.filterwarnings("ignore", module=r"PIL(\.|$)")
 Image.MAX_IMAGE_PIXELS = None
+
+
+class UnreadableImage(UserError):
+    """A file that is gone, damaged, of a kind that is not read or of another size than listed."""
+
+    def __init__(self, source: ImageSource, status: str) -> None:
+        super().__init__(f"{source}: {status}")
+        self.status = status
+        """As in `Facts`."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +163,7 @@ def read_rgb(source: ImageSource, listed: tuple[int, int] | None = None) -> Imag
         listed: the width and height that it must have.
 
     Raises:
-        UserError: the file is gone, damaged, of a kind that is not read or of another size; names
-            it.
+        UnreadableImage: names the file and says why.
     """
     limit = MEGAPIXELS if listed is None else math.inf  # the list is the limit
     heif = is_heif_name(str(source))
@@ -170,7 +179,7 @@ def read_rgb(source: ImageSource, listed: tuple[int, int] | None = None) -> Imag
                     return picture
     except OSError as error:
         status = f"{UNREADABLE}: {error.strerror or error}"
-    raise UserError(f"{source}: {status}")
+    raise UnreadableImage(source, status)
 
 
 def size_status(facts: Facts, listed: tuple[int, int]) -> str:

@@ -19,10 +19,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from simpro_fast.data.files.csv_table import cut_off, read_table
+from simpro_fast.data.files.csv_table import cut_off, read_table, stream_table
 from simpro_fast.data.files.decode import OK, ImageSource
 from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import UserError, pip_line
@@ -40,6 +41,7 @@ _INTEGERS = {
     "offset": _LONGEST_FILE,
 }
 """Columns of whole numbers and the largest of each."""
+_CURE = "run prepare first"
 _WHOLE = re.compile(r"[0-9]{1,20}")
 
 
@@ -137,9 +139,9 @@ def read_manifest(path: Path) -> Manifest:
     """
     table = None
     if path.suffix == ".parquet":
-        records = _read_parquet(path)
+        records = list(_parquet_records(path))
     else:
-        table = read_table(path, "run prepare first")
+        table = read_table(path, _CURE)
         records = [(line, dict[str, Any](record)) for line, record in table.records]
     base = path.parent.resolve()
     spelled: dict[str, dict[str, str]] = {}
@@ -154,6 +156,22 @@ def read_manifest(path: Path) -> Manifest:
             raise UserError(f"{path} line {line}: {row.image} is listed twice; remove one")
         seen.add(key)
     return make_manifest(base, rows)
+
+
+def stream_rows(path: Path) -> Iterator[Row]:
+    """The rows of a manifest one at a time, in the order of the file, whether or not they are `ok`.
+
+    Paths are not absolute but as they are reached through `path`, and an image may come twice.
+
+    Raises:
+        UserError: as `read_manifest`, when it comes to that.
+    """
+    parquet = path.suffix == ".parquet"
+    records: Iterable[tuple[int, dict[str, Any]]]
+    records = _parquet_records(path) if parquet else stream_table(path, _CURE)
+    spelled: dict[str, dict[str, str]] = {}
+    for line, record in records:
+        yield _row(record, path.parent, f"{path} line {line}", spelled)
 
 
 def csv_bytes(rows: Callable[[], Iterable[Sequence[object]]]) -> bytes:
@@ -239,19 +257,24 @@ def _as_text(value: object) -> str:
     return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _pyarrow() -> Any:
+def pyarrow() -> Any:
+    """The package.
+
+    Raises:
+        UserError: it is not installed.
+    """
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise UserError(
-            f"Parquet manifests need pyarrow: {pip_line('parquet')}; or use a .csv file"
+            f"Parquet needs pyarrow: {pip_line('parquet')}; or use a .csv file"
         ) from None
     return pyarrow
 
 
 def _write_parquet(manifest: Manifest, path: Path) -> None:
-    arrow = _pyarrow()
+    arrow = pyarrow()
     columns = {name: [getattr(row, name) for row in manifest.rows] for name in _columns(manifest)}
     columns["path"] = [relative(row.path, manifest.base) for row in manifest.rows]
     try:
@@ -262,17 +285,18 @@ def _write_parquet(manifest: Manifest, path: Path) -> None:
         arrow.parquet.write_table(table, file)
 
 
-def _read_parquet(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    arrow = _pyarrow()
+def _parquet_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number of the row, from 1, and values by column."""
+    arrow = pyarrow()
     try:
         length = check_regular(path).st_size
-        described = arrow.parquet.read_metadata(path)
-        if described.num_rows > length:
-            raise UserError(f"{path}: more rows than bytes, which no list of files has")
-        table = arrow.parquet.read_table(path)
+        with arrow.parquet.ParquetFile(path) as file:
+            if file.metadata.num_rows > length:
+                raise UserError(f"{path}: more rows than bytes, which no list of files has")
+            if "path" not in file.schema_arrow.names:
+                raise UserError(f"{path}: has no column `path`")
+            batches = (batch.to_pylist() for batch in file.iter_batches())
+            yield from enumerate(chain.from_iterable(batches), start=1)
     except (OSError, arrow.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{path}: cannot be read as Parquet ({reason})") from None
-    if "path" not in table.column_names:
-        raise UserError(f"{path}: has no column `path`")
-    return list(enumerate(table.to_pylist(), start=1))

@@ -52,7 +52,7 @@ def scan_folders(
     roots = list(unlabeled)
     heap: dict[str, list[Row]] = {}
     for place in dict.fromkeys(place for root in roots for place in expand(root)):
-        for path in [place] if os.path.isfile(place) else _files(Path(place), ignored):
+        for path in [place] if os.path.isfile(place) else image_files(Path(place), ignored):
             if os.path.realpath(path) in taken:
                 ignored.add(TAKEN, path)
             elif path in heap:
@@ -79,7 +79,7 @@ def common_folder(*roots: Path) -> Path:
 
 def scan_labeled(labeled: Path, val: Path | None, ignored: Ignored) -> tuple[list[Row], list[str]]:
     """The images with a class, and the classes, those without an image included."""
-    rows, classes = _with_classes(labeled, "labeled", ignored)
+    rows, classes = scan_classes(labeled, "labeled", ignored)
     _check_level(labeled, classes)
     if len(classes) < 2:
         found = f"only the class {classes[0]}" if classes else "no class folder and no tar shard"
@@ -90,7 +90,7 @@ def scan_labeled(labeled: Path, val: Path | None, ignored: Ignored) -> tuple[lis
     if not rows:
         raise UserError(f"{labeled}: no image in its {len(classes)} class folders")
     if val is not None:
-        val_rows, val_classes = _with_classes(val, "val", ignored)
+        val_rows, val_classes = scan_classes(val, "val", ignored)
         unknown = sorted(set(val_classes) - set(classes))
         if unknown:
             _check_level(val, val_classes)
@@ -148,7 +148,7 @@ def _some(names: Iterable[str], shown: int = 10) -> str:
     return ", ".join([*listed[:shown], *(["..."] if len(listed) > shown else [])])
 
 
-def _with_classes(root: Path, split: str, ignored: Ignored) -> tuple[list[Row], list[str]]:
+def scan_classes(root: Path, split: str, ignored: Ignored) -> tuple[list[Row], list[str]]:
     """The images of class folders or of labeled shards, and the names of the classes.
 
     Classes are the folders directly in `root`; only where there is none, its .tar files are read.
@@ -167,7 +167,7 @@ def _with_classes(root: Path, split: str, ignored: Ignored) -> tuple[list[Row], 
                         "Unicode normalisation (NFC and NFD) alone"
                     )
                 folders.setdefault(name, entry.path)
-                for path in _files(Path(entry.path), ignored):
+                for path in image_files(Path(entry.path), ignored):
                     if is_shard_name(path):
                         ignored.add(SHARD_OUTSIDE, path)
                     else:
@@ -185,14 +185,21 @@ def _with_classes(root: Path, split: str, ignored: Ignored) -> tuple[list[Row], 
     return rows, sorted(classes | {row.label for row in rows})
 
 
-def _files(root: Path, ignored: Ignored, above: tuple[str, ...] = ()) -> Iterator[str]:
-    """Absolute paths of images and shards below `root`; no link is followed back up."""
+def image_files(root: Path, ignored: Ignored, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """Absolute paths of images and shards below `root`, each folder's in order of their names.
+
+    No link is followed back up. What is left out is counted in `ignored`; one folder's names at a
+    time are in memory.
+
+    Raises:
+        UserError: a folder that cannot be read.
+    """
     real = os.path.realpath(root)
     if real in above:
         return
     for entry in _entries(root, ignored):
         if _is_folder(entry):
-            yield from _files(Path(entry.path), ignored, (*above, real))
+            yield from image_files(Path(entry.path), ignored, (*above, real))
         elif is_image_name(entry.name) or is_shard_name(entry.name):
             # Opening a pipe would wait for ever. A broken link goes on, to be reported.
             if entry.is_file() or not os.path.exists(entry.path):

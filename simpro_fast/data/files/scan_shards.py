@@ -51,13 +51,9 @@ def expand(root: Path) -> list[str]:
             and that is missing, or a pattern that nothing matches.
     """
     text = str(root)
-    if _REMOTE.match(text):
-        raise UserError(
-            f"{_MERGED.sub('//', text)}: addresses are not read, only files; copy it to this "
-            "machine or mount its store, and give the path there"
-        )
+    refuse_address(text)
     found: list[str] = []
-    for path in [text] if os.path.lexists(text) else _braces(text):
+    for path in [text] if os.path.lexists(text) else braces(text):
         if glob.has_magic(path) and not os.path.lexists(path):
             matches = sorted(glob.glob(path))
             if not matches:
@@ -73,7 +69,21 @@ def expand(root: Path) -> list[str]:
     return list(dict.fromkeys(map(os.path.abspath, found)))
 
 
-def _braces(text: str) -> Iterator[str]:
+def refuse_address(text: str) -> None:
+    """Raise `UserError` for an address on another machine."""
+    if _REMOTE.match(text):
+        raise UserError(
+            f"{_MERGED.sub('//', text)}: addresses are not read, only files; copy it to this "
+            "machine or mount its store, and give the path there"
+        )
+
+
+def braces(text: str) -> Iterator[str]:
+    """What the braces of a pattern stand for: `{000..127}`, `{a,b}`.
+
+    Raises:
+        UserError: an empty range.
+    """
     match = _BRACES.search(text)
     if match is None:
         yield text
@@ -87,7 +97,7 @@ def _braces(text: str) -> Iterator[str]:
     else:
         choices = match[1].split(",")
     for choice in choices:
-        yield from _braces(text[: match.start()] + choice + text[match.end() :])
+        yield from braces(text[: match.start()] + choice + text[match.end() :])
 
 
 def scan_shard(path: str, split: str, ignored: Ignored) -> list[Row]:

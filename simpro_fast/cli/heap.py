@@ -1,0 +1,154 @@
+"""`simpro-fast heap` and `launch/heap.py`: what a heap of images holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simpro_fast.cli.answers import common_flags, conclude, prepare_folder
+from simpro_fast.cli.ending import verb
+from simpro_fast.cli.parser import CommandParser, positive
+from simpro_fast.inference.heap import estimates, look_at, sample
+from simpro_fast.inference.labeled import labeled_logits
+from simpro_fast.inference.model import load_model
+from simpro_fast.inference.sources import Sources
+from simpro_fast.printable import printable
+from simpro_fast.report.answers import heap_figure
+from simpro_fast.utils.atomic_write import write_json
+from simpro_fast.utils.machine import cpu_cores
+from simpro_fast.utils.progress_line import ProgressLine
+from simpro_fast.utils.provenance import library_versions
+from simpro_fast.utils.terminal import plain_table, rendered
+
+DESCRIPTION = """\
+Estimate the share of every class in a heap of images nobody has looked at, with 95 % intervals.
+
+FOLDER is a folder, an image, a pattern, a tar shard, a manifest, or - for a list of paths on
+standard input. --calibrate VAL is a folder with one subfolder per class (or a manifest with labels)
+of images that were not trained on: they tell what each class is taken for. Without it the counts
+that the model brings from its own test set are used, and without those there is no interval.
+
+examples:
+  simpro-fast heap runs/mine/seed1 heap --calibrate photos/val
+  simpro-fast heap runs/mine/seed1 'shards/{000..127}.tar' --sample 100000 --json"""
+EPILOG = """\
+Writes heap.json and heap.png into --output. The estimate takes the network's mistakes into account,
+not its probabilities; EM and the mean posterior, which trust those, and pi_u of the training stand
+beside it. All of it assumes that images of a class look alike in VAL and in the heap.
+
+Exit code: 0 all images are counted, 1 some could not be read (0 with --on-bad-image skip) or the
+run failed, 2 wrong usage or a folder of VAL that is no class of the model, 130 interrupted."""
+USED_IN_TRAINING = (
+    "of a heap that was trained on, the network has fitted its own guesses; it is then right or "
+    "wrong otherwise than on VAL, and intervals may miss"
+)
+_CLASSES_SHOWN = 50
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = CommandParser("simpro-fast heap", DESCRIPTION, EPILOG)
+    parser.add_argument("model", type=Path, metavar="MODEL", help="run directory or its weights")
+    parser.add_argument("folders", metavar="FOLDER", nargs="+", help="the heap, see above")
+    parser.add_argument("--calibrate", type=Path, metavar="VAL", help="images with known classes")
+    parser.add_argument(
+        "--sample", type=positive, metavar="N", help="look at N images, drawn evenly (all)"
+    )
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of all draws (1)")
+    common_flags(parser)
+    return parser.parse(arguments)
+
+
+@verb
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Estimate; returns 0 done, 1 some images could not be read, and as `ending.verb`."""
+    options = parse_arguments(arguments)
+    prepare_folder(options)
+    model = load_model(options.model, options.device)
+    sources = Sources(options.folders, None, sys.stdin.buffer)
+    shape: dict[str, Any] = {
+        "batch_size": options.batch_size,
+        "threads": options.threads or cpu_cores(),
+    }
+    notes: list[str] = []
+    confusion, calibration = _known(model.file.confusion), {"from": "model", "images": 0}
+    if options.calibrate is not None:
+        progress = ProgressLine("calibrated with", "images", shown=not options.quiet)
+        found = labeled_logits(model, options.calibrate, **shape, progress=progress)
+        progress.close()
+        confusion, calibration["from"] = found.confusion(), str(options.calibrate)
+        notes += found.notes
+    calibration["images"] = 0 if confusion is None else int(confusion.sum())
+    items = iter(sources)
+    if options.sample:
+        items = iter(sample(items, options.sample, options.seed))
+    progress = ProgressLine("classified", "images", shown=not options.quiet)
+    heap = look_at(model, items, seed=options.seed, **shape, progress=progress)
+    progress.close()
+    bad, first_bad = heap.bad, heap.first_bad
+    if options.calibrate is not None:
+        bad, first_bad = bad + found.bad, first_bad or found.first_bad
+    answer = estimates(model, heap, confusion, options.seed)
+    document = {
+        "model": str(options.model),
+        "sources": list(options.folders),
+        "images": heap.images,
+        "sample": options.sample,
+        "bad_images": dict(bad),
+        "calibration": None if confusion is None else calibration,
+        "seed": options.seed,
+        **answer,
+        "warnings": [*answer["warnings"], *([] if confusion is None else [USED_IN_TRAINING])],
+        "versions": {"simpro_fast": version("simpro_fast"), **library_versions()},
+    }
+    folder: Path = options.output
+    write_json(folder / "heap.json", document)
+    notes += [f"ignored: {line}" for line in sources.ignored.lines()]
+    notes.append(f"written: {folder / 'heap.json'}")
+    if not options.no_figures:
+        heap_figure(document, folder / "heap.png")
+        notes.append(f"written: {folder / 'heap.png'}")
+    if options.json:
+        print(json.dumps(document, indent=1, allow_nan=False))
+    elif not options.quiet:
+        for line in _lines(document):
+            print(line)  # names in it are made fit to be shown
+    notes = [*(f"warning: {text}" for text in document["warnings"]), *notes]
+    return conclude(options, notes, bad, first_bad)
+
+
+def _known(confusion: tuple[tuple[int, ...], ...] | None) -> np.ndarray | None:
+    matrix = None if confusion is None else np.array(confusion, np.int64)
+    return matrix if matrix is not None and matrix.any() else None
+
+
+def _lines(document: dict[str, Any]) -> list[str]:
+    rows = sorted(document["rows"], key=lambda row: -row["estimate"])
+    table = plain_table(
+        f"share in {document['images']:,} images, %",
+        "estimate",
+        "95 % interval",
+        "EM",
+        "mean posterior",
+        "pi_u",
+    )
+    for row in rows[:_CLASSES_SHOWN]:
+        bounds = (
+            "none" if row["low"] is None else f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"
+        )
+        others = (f"{100 * row[key]:.1f}" for key in ("em", "mean_posterior", "pi_u"))
+        table.add_row(printable(row["class"]), f"{100 * row['estimate']:.1f}", bounds, *others)
+    lines = rendered(table, sys.stdout).splitlines()
+    if len(rows) > _CLASSES_SHOWN:
+        lines.append(f"(the {_CLASSES_SHOWN} largest of {len(rows)}; heap.json has all)")
+    known = document["calibration"]
+    if known:
+        where = "the model's own test" if known["from"] == "model" else printable(known["from"])
+        lines.append(f"calibrated with {known['images']:,} images of {where}")
+    return lines

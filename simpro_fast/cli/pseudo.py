@@ -1,0 +1,333 @@
+"""`simpro-fast pseudo` and `launch/pseudo.py`: pseudo-labels, and which images to label next."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from simpro_fast.cli.ending import DONE, FAILED, verb
+from simpro_fast.cli.parser import CommandParser, positive
+from simpro_fast.data.files.decode import OK
+from simpro_fast.data.files.manifest import relative
+from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.inference.label_studio import Tasks, labeling_config
+from simpro_fast.inference.model import TrainedModel, load_model
+from simpro_fast.inference.outputs import Outputs
+from simpro_fast.inference.predict import Chunk, spread_over
+from simpro_fast.inference.pseudo import Answers, TrainingRule
+from simpro_fast.inference.unlabeled import UnlabeledSet, unlabeled_set
+from simpro_fast.inference.writers import Array, Columns, Csv, Format, table_format
+from simpro_fast.printable import printable, show
+from simpro_fast.utils.atomic_write import write_atomically
+from simpro_fast.utils.machine import cpu_cores
+from simpro_fast.utils.progress_line import ProgressLine
+from simpro_fast.utils.regular_file import open_regular
+from simpro_fast.utils.terminal import plain_table, rendered
+
+DESCRIPTION = """\
+Pseudo-labels of a run's unlabeled images, and which of them to label next.
+
+examples:
+  simpro-fast pseudo runs/mine/seed1
+  simpro-fast pseudo runs/mine/seed1 --queue 200
+  simpro-fast pseudo runs/mine/seed1 --queue 200 --format label-studio --base /photos
+  simpro-fast pseudo runs/mine/seed1 --output heap.parquet --logits heap.npy
+
+Fill in the column label of queue.csv, then
+  simpro-fast prepare --add-labels queue.csv ... and train again."""
+EPILOG = """\
+Columns: path and member (index for data sets that are arrays), status, pseudo_class,
+pseudo_probability, kept (whether the training would learn from it: its rule at its end).
+
+Exit code: 0 done, 1 some images could not be read (0 with --on-bad-image skip) or it failed,
+2 wrong usage, 130 interrupted. docs/answers.md explains the queue."""
+_FORMATS = {"csv": "pseudo.csv", "parquet": "pseudo.parquet", "label-studio": "label_studio.json"}
+_PLACE = {"path": "text", "member": "text"}
+_SHOWN_CLASSES = 100
+_BLOCK = 1 << 16
+"""Rows written at a time."""
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = CommandParser("simpro-fast pseudo", DESCRIPTION, EPILOG)
+    parser.add_argument("run", metavar="RUN", type=Path, help="directory of a finished run")
+    parser.add_argument(
+        "--queue",
+        type=positive,
+        metavar="N",
+        help="also write queue.csv beside the output: the N images that are worth a label most",
+    )
+    parser.add_argument(
+        "--measure",
+        choices=("margin", "entropy"),
+        default="margin",
+        help="of uncertainty: a small lead of the first class (default), or a large entropy",
+    )
+    parser.add_argument(
+        "--format",
+        choices=tuple(_FORMATS),
+        help="label-studio: tasks with predictions, of the queue if there is one (default: by the "
+        "ending of --output, else csv)",
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="default: pseudo.csv or the like in RUN"
+    )
+    parser.add_argument(
+        "--logits", type=Path, metavar="FILE", help="also the plain logits, .npy float32 [rows, K]"
+    )
+    parser.add_argument(
+        "--base",
+        type=Path,
+        metavar="DIR",
+        help="paths relative to this folder (default: that of the output); for label-studio its "
+        "document root (default: the deepest folder with all images)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="decides between equally uncertain images (0)"
+    )
+    parser.add_argument(
+        "--on-bad-image",
+        choices=("error", "skip"),
+        default="error",
+        help="skip: files that cannot be read do not make the exit code 1",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
+    parser.add_common("device", "batch_size", "threads", "json", "quiet")
+    options = parser.parse(arguments)
+    if options.format is None:
+        ending = options.output.suffix.lower() if options.output else ""
+        options.format = "parquet" if ending == ".parquet" else "csv"
+    if options.output is None:
+        options.output = options.run / _FORMATS[options.format]
+    wanted = Path(_FORMATS[options.format]).suffix
+    if options.output.suffix.lower() not in (wanted, ".jsonl" if wanted == ".csv" else wanted):
+        raise ConfigError(f"--output {options.output}: its ending must be {wanted}")
+    if options.logits and options.logits.suffix != ".npy":
+        raise ConfigError(f"--logits {options.logits}: its ending must be .npy")
+    return options
+
+
+@verb
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write pseudo-labels; returns 0 done, 1 some images could not be read, and as `verb`."""
+    return _Run(parse_arguments(arguments)).run()
+
+
+class _Run:
+    """One look at all unlabeled images. Places are int64 and count `UnlabeledSet.dataset_rows`."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._output: Path = options.output
+        self._queue: Path = self._output.with_name("queue.csv")
+        if options.queue:
+            _check_no_labels(self._queue)
+        self._model: TrainedModel = load_model(options.run, options.device)
+        self._set: UnlabeledSet = unlabeled_set(options.run)
+        self._rule = TrainingRule(self._set, self._model)
+        self._names = self._model.class_names
+        self._answers = Answers(
+            *(self._set, self._model),
+            batch_size=options.batch_size,
+            threads=options.threads or cpu_cores(),
+        )
+
+    def run(self) -> int:
+        options = self._options
+        with ExitStack() as stack:
+
+            def opened(path: Path, form: Format) -> Outputs:
+                outputs = Outputs({path: form}, None, overwrite=options.overwrite)
+                return stack.enter_context(outputs)
+
+            table = opened(self._output, self._format())
+            queue = opened(self._queue, Csv(self._queue_kinds())) if options.queue else None
+            logits = opened(options.logits, Array(len(self._names))) if options.logits else None
+            self._look(logits)
+            everything = chosen = np.arange(len(self._answers))
+            if queue is not None:
+                chosen = self._answers.queue(
+                    options.queue, measure=options.measure, seed=options.seed
+                )
+                queue.append(self._queue_columns(chosen), {})
+            for block in _blocks(chosen if self._for_label_studio else everything):
+                table.append(self._columns(block), {})
+            written = [outputs for outputs in (table, queue, logits) if outputs is not None]
+            for outputs in written:
+                outputs.finish()
+        if self._for_label_studio:
+            write_atomically(self._output.with_suffix(".xml"), labeling_config(self._names))
+        return self._conclude(chosen if queue is not None else None)
+
+    @property
+    def _for_label_studio(self) -> bool:
+        return bool(self._options.format == "label-studio")
+
+    def _format(self) -> Format:
+        if not self._for_label_studio:
+            return table_format(self._output, self._kinds())
+        rows = self._set.listed
+        if rows is None:
+            raise ConfigError(
+                f"--format label-studio: the images of {self._set.dataset.name} are no files"
+            )
+        used = [rows[i] for i in self._set.dataset_rows]
+        if shard := next((row for row in used if row.member), None):
+            raise UserError(
+                f"{shard.image}: Label Studio reads files, not members of shards; unpack them"
+            )
+        root = self._options.base or os.path.commonpath([os.path.dirname(row.path) for row in used])
+        config = self._set.config
+        name = f"{config.name} seed {config.seed} step {self._model.file.step}"
+        return Tasks(Path(os.path.abspath(root)), name)
+
+    def _look(self, logits: Outputs | None) -> None:
+        progress = ProgressLine("classified", "images", shown=not self._options.quiet)
+
+        def after(chunk: Chunk[int]) -> None:
+            if logits is not None:
+                logits.append({"logits": chunk.logits}, {})
+            progress(chunk.items[-1] + 1, len(self._answers))
+
+        self._answers.fill(self._rule, after)
+        progress.close()
+
+    def _who(self, places: np.ndarray) -> dict[str, Sequence[Any]]:
+        """What names the images."""
+        numbers, rows = self._set.dataset_rows[places].tolist(), self._set.listed
+        if rows is None:
+            return {"index": numbers}
+        paths = [rows[i].path for i in numbers]
+        if not self._for_label_studio:
+            base = Path(os.path.abspath(self._options.base or self._output.parent))
+            paths = [relative(path, base) for path in paths]
+        return {"path": paths, "member": [rows[i].member for i in numbers]}
+
+    def _columns(self, places: np.ndarray) -> Columns:
+        answers = self._answers
+        read = answers.labels[places] >= 0
+        good = places[read]
+        return {
+            **self._who(places),
+            "status": [answers.bad.get(place, OK) for place in places.tolist()],
+            "pseudo_class": spread_over(read, (self._names[k] for k in answers.labels[good])),
+            "pseudo_probability": spread_over(read, answers.confidence[good]),
+            "kept": spread_over(read, answers.kept[good]),
+        }
+
+    def _queue_columns(self, places: np.ndarray) -> Columns:
+        answers = self._answers
+        return {
+            **self._who(places),
+            "label": [""] * len(places),
+            "predicted": [self._names[k] for k in answers.predicted[places]],
+            "probability": answers.probability[places],
+            "margin": answers.margin[places],
+            "entropy": answers.entropy[places],
+        }
+
+    def _kinds(self) -> dict[str, str]:
+        who = {"index": "integer"} if self._set.listed is None else _PLACE
+        own = {"status": "text", "pseudo_class": "text", "pseudo_probability": "number"}
+        return {**who, **own, "kept": "flag"}
+
+    def _queue_kinds(self) -> dict[str, str]:
+        who = {"index": "integer"} if self._set.listed is None else _PLACE
+        numbers = dict.fromkeys(("probability", "margin", "entropy"), "number")
+        return {**who, "label": "text", "predicted": "text", **numbers}
+
+    def _conclude(self, chosen: np.ndarray | None) -> int:
+        options, answers = self._options, self._answers
+        if options.json:
+            print(json.dumps(self._facts(chosen), indent=1))
+        elif not options.quiet:
+            for line in self._lines(chosen):
+                print(line)
+        if chosen is not None and len(chosen) < options.queue and not options.quiet:
+            show(
+                f"note: {len(chosen)} of {options.queue} places are filled; all other images look "
+                "like one of these",
+                file=sys.stderr,
+            )
+        if not answers.bad:
+            return DONE
+        place, status = next(iter(answers.bad.items()))
+        name = self._who(np.array([place]))["path"][0]
+        line = f"{len(answers.bad):,} of {len(answers):,} images could not be read "
+        line += f"(first: {name}: {status})"
+        if options.on_bad_image == "error":
+            show(f"error: {line}; --on-bad-image skip accepts them", file=sys.stderr)
+            return FAILED
+        if not options.quiet:
+            show(f"note: {line}", file=sys.stderr)
+        return DONE
+
+    def _per_class(self, labels: np.ndarray) -> list[int]:
+        counts: list[int] = np.bincount(labels, minlength=len(self._names)).tolist()
+        return counts
+
+    def _facts(self, chosen: np.ndarray | None) -> dict[str, Any]:
+        answers = self._answers
+        kept = self._per_class(answers.labels[answers.kept])
+        return {
+            "images": len(answers),
+            "kept": sum(kept),
+            "threshold": self._rule.threshold,
+            "kept_per_class": dict(zip(self._names, kept, strict=True)),
+            "bad_images": dict(Counter(s.partition(":")[0] for s in answers.bad.values())),
+            "queue": None if chosen is None else len(chosen),
+            "output": str(self._output),
+        }
+
+    def _lines(self, chosen: np.ndarray | None) -> Iterator[str]:
+        """The summary for the terminal."""
+        answers, pi_u = self._answers, self._model.file.pi_u
+        columns = {
+            "class": [printable(name) for name in self._names],
+            "labeled": list(map(str, self._set.split.labeled_counts)),
+            "estimate": [f"{100 * share / sum(pi_u):.1f} %" for share in pi_u],
+            "kept": list(map(str, self._per_class(answers.labels[answers.kept]))),
+        }
+        if chosen is not None:
+            columns["queue"] = list(map(str, self._per_class(answers.predicted[chosen])))
+        table = plain_table(*columns)
+        for row in islice(zip(*columns.values(), strict=True), _SHOWN_CLASSES):
+            table.add_row(*row)
+        yield rendered(table, sys.stdout)
+        if len(self._names) > _SHOWN_CLASSES:
+            yield f"... and {len(self._names) - _SHOWN_CLASSES} more classes"
+        kept, bound = int(answers.kept.sum()), self._rule.threshold
+        yield f"{kept:,} of {len(answers):,} images kept (probability of {bound:g} or more)"
+        yield printable(f"pseudo-labels {self._output}")
+        if chosen is not None:
+            yield printable(f"queue {self._queue}: fill in its column `label`")
+
+
+def _check_no_labels(queue: Path) -> None:
+    """A person's work is not replaced, whatever flag is given."""
+    if not os.path.lexists(queue):
+        return
+    with open_regular(queue) as file:
+        reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", "replace", newline=""))
+        labels = sum(bool(row.get("label")) for row in reader)
+    if labels:
+        raise UserError(
+            f"{queue}: holds {labels} label(s); give them to prepare --add-labels, and move it away"
+        )
+
+
+def _blocks(places: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(places), _BLOCK):
+        yield places[start : start + _BLOCK]

@@ -1,0 +1,212 @@
+"""`evaluate` and `heap` on a tiny network, from folders, manifests and the run's own test set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import balanced_accuracy_score, confusion_matrix
+
+from simpro_fast import load_model
+from simpro_fast.cli.entry import main
+from simpro_fast.config.schema import Config
+from simpro_fast.data.datasets.registry import load_dataset
+from simpro_fast.data.splits.split import load_split
+from simpro_fast.utils.atomic_write import write_json
+from tests.inference.trained import train
+
+Outcome = tuple[int, dict[str, Any], str]
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    return train(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="module")
+def folders(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`val/<class>/` and `heap/` with the test and the unlabeled images of the run."""
+    root, dataset, split = (
+        tmp_path_factory.mktemp("folders"),
+        load_dataset(config.data),
+        load_split(config.run_dir),
+    )
+    images, labels = dataset.test_part
+    for row in split.test:
+        save(root / "val" / dataset.class_names[labels[row]] / f"{row}.png", images[row])
+    for row in split.unlabeled:
+        save(root / "heap" / f"{row}.png", dataset.unlabeled_pool[row])
+    return root
+
+
+def save(path: Path, pixels: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """Runs a verb with --json; returns exit code, document and stderr."""
+
+    def run(*words: object) -> Outcome:
+        flags = ("--json", "--output", tmp_path / "out", "--threads", "1")
+        code = main([*map(str, words), *map(str, flags)])
+        out, err = capsys.readouterr()
+        return code, json.loads(out) if out else {}, err
+
+    return run
+
+
+def test_evaluate_the_runs_own_test(config: Config, command: Command, tmp_path: Path) -> None:
+    code, said, _ = command("evaluate", config.run_dir, "--prior", "uniform")
+    assert code == 0 and list(said["priors"]) == ["none", "uniform"]
+    none = said["priors"]["none"]
+    summary = json.loads((config.run_dir / "summary.json").read_text())
+    assert none["top1"]["value"] == pytest.approx(summary["top1"])
+    for key in ("confusion", "many", "few", "top_k"):
+        assert none[key] == summary[key]
+    for key in ("ece", "temperature", "log_likelihood"):
+        assert none[key] == pytest.approx(summary[key], rel=1e-5)
+    assert none["top_k_accuracy"]["value"] == pytest.approx(summary["top_k_accuracy"])
+    assert none["top1"]["low"] < none["top1"]["value"] < none["top1"]["high"]
+    # tau = 1 here, so the uniform prior is the plain softmax
+    assert said["priors"]["uniform"]["log_likelihood"] == pytest.approx(none["log_likelihood"])
+    assert json.loads((tmp_path / "out/evaluation.json").read_text()) == said
+    for name in ("confusion.png", "reliability.png"):
+        assert Image.open(tmp_path / "out" / name).size[0] > 300
+
+
+def test_evaluate_a_folder_as_scikit_learn_does(
+    config: Config, folders: Path, command: Command
+) -> None:
+    code, said, _ = command("evaluate", config.run_dir, folders / "val", "--no-figures")
+    model, none = load_model(config.run_dir), said["priors"]["none"]
+    files = sorted((folders / "val").rglob("*.png"))
+    truth = [file.parent.name for file in files]
+    predicted = [found.label for found in model.predict(files)]
+    names = list(model.class_names)
+    assert code == 0 and said["images"] == len(files)
+    assert none["confusion"] == confusion_matrix(truth, predicted, labels=names).tolist()
+    assert none["class_mean"]["value"] / 100 == pytest.approx(
+        balanced_accuracy_score(truth, predicted)
+    )
+
+
+def test_evaluate_manifests_and_classes_without_images(
+    config: Config, folders: Path, command: Command, tmp_path: Path
+) -> None:
+    rows = [f"{folders / 'val' / k / name},{k},test" for k, name in listed(folders, "0123")]
+    rows.append(f"{folders / 'heap' / 'nowhere.png'},4,unlabeled")
+    manifest = tmp_path / "some.csv"
+    manifest.write_text("path,label,split\n" + "\n".join(rows) + "\n")
+    prior = tmp_path / "prior.json"
+    write_json(prior, {str(k): float(k < 4) for k in range(10)})
+    code, said, _ = command("evaluate", config.run_dir, manifest, "--prior", prior)
+    assert code == 0 and said["images"] == len(rows) - 1
+    absent = said["priors"]["none"]["per_class"][7]
+    assert absent == {
+        **{"class": "7", "images": 0, "correct": 0},
+        **dict.fromkeys(("accuracy", "low", "high")),
+    }
+    matrix = np.array(said["priors"][str(prior)]["confusion"])
+    assert matrix[:, 4:].sum() == 0, "a prior of 0 rules a class out"
+
+
+def listed(folders: Path, classes: str) -> list[tuple[str, str]]:
+    return [(k, f.name) for k in classes for f in sorted((folders / "val" / k).iterdir())]
+
+
+def test_evaluate_names_what_is_wrong(
+    config: Config, folders: Path, command: Command, tmp_path: Path
+) -> None:
+    renamed = tmp_path / "val"
+    for k, name in listed(folders, "01"):
+        save(renamed / k / name, np.array(Image.open(folders / "val" / k / name)))
+    (renamed / "0" / "broken.png").write_bytes(b"\x89PNG")
+    code, said, err = command("evaluate", config.run_dir, renamed)
+    assert code == 1 and "broken.png" in err and sum(said["bad_images"].values()) == 1
+    assert command("evaluate", config.run_dir, renamed, "--on-bad-image", "skip")[0] == 0
+    (renamed / "1").rename(renamed / "seven")
+    code, _, err = command("evaluate", config.run_dir, renamed)
+    assert code == 2 and "'seven'" in err and "nearest" in err
+    assert command("evaluate", config.run_dir, renamed, "--run-test")[0] == 2
+    code, _, err = command("evaluate", config.run_dir, folders / "heap")
+    assert code == 1 and "one subfolder per class" in err
+    code, _, err = command("evaluate", config.run_dir / "model.safetensors", tmp_path / "nowhere")
+    assert code == 1 and "nowhere" in err
+
+
+def test_heap_with_the_counts_of_the_model(
+    config: Config, folders: Path, command: Command, tmp_path: Path
+) -> None:
+    code, said, err = command("heap", config.run_dir, folders / "heap")
+    assert code == 0 and said["method"] == "bayesian" and "trained on" in err
+    assert said["images"] == len(list((folders / "heap").iterdir()))
+    rows = said["rows"]
+    assert [row["class"] for row in rows] == list(load_model(config.run_dir).class_names)
+    for key in ("estimate", "predicted", "black_box", "em", "mean_posterior", "pi_u"):
+        assert sum(row[key] for row in rows) == pytest.approx(1), key
+    assert all(row["low"] <= row["estimate"] <= row["high"] for row in rows)
+    assert said["calibration"] == {"from": "model", "images": 100}
+    assert json.loads((tmp_path / "out/heap.json").read_text()) == said
+    assert Image.open(tmp_path / "out/heap.png").size[0] > 300
+    again = command("heap", config.run_dir, folders / "heap", "--no-figures")[1]
+    assert again == said, "a function of images, counts and seed"
+
+
+def test_heap_calibrated_with_a_folder_is_that_of_the_same_counts(
+    config: Config, folders: Path, command: Command
+) -> None:
+    heap = folders / "heap"
+    own = command("heap", config.run_dir, heap)[1]
+    given = command("heap", config.run_dir, heap, "--calibrate", folders / "val")[1]
+    assert given["rows"] == own["rows"]
+    assert given["calibration"] == {"from": str(folders / "val"), "images": 100}
+
+
+def test_heap_without_validation_images_says_so(
+    config: Config, folders: Path, command: Command, tmp_path: Path
+) -> None:
+    bare = tmp_path / "model"
+    bare.mkdir()
+    (bare / "model.safetensors").symlink_to(config.run_dir / "model.safetensors")
+    described = json.loads((config.run_dir / "model.json").read_text())
+    (bare / "model.json").write_text(json.dumps({**described, "confusion": None}))
+    code, said, err = command("heap", bare, folders / "heap")
+    assert code == 0 and "there is no interval" in err and said["calibration"] is None
+    assert all(row["low"] is row["high"] is None for row in said["rows"])
+    assert {row["method"] for row in said["rows"]} == {"mean_posterior"}
+
+
+def test_heap_of_a_sample_and_with_bad_files(
+    config: Config, folders: Path, command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    code, said, err = command("heap", config.run_dir, folders / "heap", tmp_path / "bad.png")
+    assert code == 1 and "bad.png" in err and sum(said["bad_images"].values()) == 1
+    some = command("heap", config.run_dir, folders / "heap", "--sample", 15)[1]
+    assert some["images"] == 15 and some["sample"] == 15
+    other = command("heap", config.run_dir, folders / "heap", "--sample", 15, "--seed", 2)[1]
+    assert [r["predicted"] for r in other["rows"]] != [r["predicted"] for r in some["rows"]]
+    code, _, err = command("heap", config.run_dir, tmp_path / "bad.png")
+    assert code == 1 and "no image could be read" in err
+
+
+def test_tables_for_people(
+    config: Config, folders: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    flags = ["--no-figures", "--output", str(tmp_path)]
+    assert main(["evaluate", str(config.run_dir), "--prior", "labeled", *flags]) == 0
+    said = capsys.readouterr().out
+    assert "mean over classes" in said and "prior labeled" in said and "[" in said
+    assert main(["heap", str(config.run_dir), str(folders / "heap"), *flags]) == 0
+    said = capsys.readouterr().out
+    assert "95 % interval" in said and " to " in said and "calibrated with 100 images" in said
+    assert main(["heap", str(config.run_dir), str(folders / "heap"), *flags, "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,62 @@
+"""`--help` teaches: an overview of all verbs, and of each verb examples that its parser takes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from importlib import import_module
+
+import pytest
+
+from simpro_fast.cli.entry import EXAMPLES, GROUPS, VERBS, main
+from simpro_fast.config import Config
+from simpro_fast.errors import ConfigError
+from tests.conftest import ROOT
+
+
+def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    try:
+        assert main(arguments) == 0
+    except SystemExit as end:
+        assert end.code == 0
+    return capsys.readouterr().out
+
+
+def takes(verb: str, words: list[str]) -> None:
+    """The verb's parser takes these words; verbs that parse within `main` are not looked at."""
+    parse = getattr(import_module(f"simpro_fast.cli.{verb}"), "parse_arguments", None)
+    if parse is not None:
+        try:
+            parse(words)
+        except ConfigError as error:
+            raise AssertionError(f"{verb} {shlex.join(words)}: {error}") from None
+
+
+def test_the_overview_has_every_verb_in_one_group(capsys: pytest.CaptureFixture[str]) -> None:
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted(VERBS) == sorted(EXAMPLES)
+    text = shown([], capsys)
+    assert text == shown(["--help"], capsys)
+    for name, summary in VERBS.items():
+        assert summary in text and f"simpro-fast {name} {EXAMPLES[name]}" in text
+        takes(name, shlex.split(EXAMPLES[name]))
+        assert (ROOT / "launch" / f"{name}.py").is_file()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_verb_has_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown([verb, "--help"], capsys)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "examples:" in text
+    examples = text.partition("examples:")[2].replace("\\\n", " ")
+    command = rf"^ +(?:.*\| )?(?:simpro-fast {verb}|\S+.* launch/{verb}\.py)(?: (.*))?$"
+    commands = re.findall(command, examples, flags=re.MULTILINE)
+    assert len(commands) >= 2
+    for command in commands:
+        takes(verb, shlex.split(command))
+
+
+def test_help_of_train_lists_every_key(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = shown(["train", "--help"], capsys).partition("Keys, ")[2]
+    for dotted in Config.changes():
+        assert re.search(rf"(?<!\w){dotted.rpartition('.')[2]}(?!\w)", keys), dotted

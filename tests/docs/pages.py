@@ -1,0 +1,81 @@
+"""Runs what a page of docs/ shows: its commands and its Python, block after block."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from simpro_fast.cli.entry import main
+from tests import processes
+from tests.conftest import ROOT
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+SMALL = ("train.threads=1", "log.tensorboard=false", "log.progress=off")
+
+
+def run_page(
+    name: str,
+    folder: Path,
+    *,
+    training: Sequence[str] = (),
+    before: Callable[[str], None] = lambda block: None,
+) -> dict[str, str]:
+    """Run the blocks of `docs/<name>` in `folder`, as a reader would from top to bottom.
+
+    Blocks without a language are commands, one a line; ```python is run, or written to the file
+    that its first line names (`# my_data.py`); ```text is what a command prints.
+
+    Args:
+        training: overrides that make the page's trainings small.
+        before: called with every block first, for what the page leaves to its reader.
+
+    Returns:
+        what each command and each block of Python printed.
+    """
+    said: dict[str, str] = {}
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    for language, block in BLOCK.findall(page):
+        before(block)
+        if language == "python":
+            file = re.match(r"# (\w+\.py)\n", block)
+            if file:
+                (folder / file[1]).write_text(block)
+            else:
+                said[block] = _run(folder, _python, block)
+        elif not language:
+            for line in block.replace("\\\n", " ").splitlines():
+                said[line] = _run(folder, _command, line, (*SMALL, *training))
+        else:
+            assert language in ("text", "yaml"), f"{name}: what is a block of {language}?"
+    assert said, f"{name} shows nothing that runs"
+    return said
+
+
+def _run(folder: Path, function: Callable[..., object], text: str, *arguments: object) -> str:
+    done = processes.run(function, text, *arguments, folder=folder, timeout=300)
+    assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def _python(code: str) -> None:
+    sys.path.insert(0, ".")
+    exec(compile(code, "<page>", "exec"), {"__name__": "__main__"})
+
+
+def _command(line: str, training: Sequence[str]) -> None:
+    words = shlex.split(line)
+    if words[0].startswith("PYTHONPATH="):
+        sys.path.insert(0, words.pop(0).partition("=")[2])
+    if words[0] == "python":
+        verb = Path(words[1]).stem
+        assert words[1] == f"launch/{verb}.py" and (ROOT / words[1]).is_file(), line
+    else:
+        assert words[0] == "simpro-fast", line
+        verb = words[1]
+    arguments = words[2:]
+    if verb == "train" and not {"--smoke", "--print-config"} & set(arguments):
+        arguments += training
+    sys.exit(main([verb, *arguments]))

@@ -1,0 +1,43 @@
+"""The notebook of docs/ runs as it stands, with fewer steps; a table grows below its cell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+
+from tests.conftest import ROOT
+from tests.processes import clean_environment
+
+NOTEBOOK = ROOT / "docs" / "tutorial_digits.ipynb"
+
+
+def outputs(notebook: Any, kind: str) -> list[Any]:
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [o for cell in cells for o in cell.outputs if o.output_type == kind]
+
+
+def test_the_notebook_runs_and_its_table_grows(tmp_path: Path) -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    for cell in notebook.cells:
+        cell.source = cell.source.replace("steps = 100", "steps = 11")
+    kernel = {**clean_environment(), "PYTHONPATH": f"{ROOT}:{ROOT}/.links", "OMP_NUM_THREADS": "1"}
+    NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}, allow_errors=False
+    ).execute(env=kernel)
+    (table,) = [o.data["text/plain"] for o in outputs(notebook, "display_data") if "ETA" in str(o)]
+    assert [line.split()[0] for line in table.splitlines()[1:]] == ["10/11", "11/11"]
+    assert "11 steps" in "".join(o.text for o in outputs(notebook, "stream"))
+    assert not any(
+        o.data.get("text/html", "").count("></pre>") for o in outputs(notebook, "display_data")
+    )
+    assert {p.name for p in tmp_path.iterdir()} == {"runs"}
+
+
+def test_the_committed_outputs_are_small_and_name_no_place() -> None:
+    assert NOTEBOOK.stat().st_size < 60_000
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    said = str(outputs(notebook, "stream"))
+    assert "100 steps" in said and "/tmp" not in said and "Traceback" not in str(notebook)
