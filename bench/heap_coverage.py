@@ -95,7 +95,7 @@ def fresh_rows(labels: np.ndarray, used: np.ndarray, counts: np.ndarray, rng: An
 def measure(distribution: str, seed: int) -> list[dict[str, Any]]:
     """A line for each of the two heaps of a run."""
     folder = run_folder(distribution, seed)
-    config = load_config(folder / "config.yaml")
+    config = load_config(ROOT / "configs" / "fashion_mnist_lt" / f"{distribution}.yaml")
     dataset, split = load_dataset(config.data), load_split(folder)
     described, summary = read_json(folder / "model.json"), read_json(folder / "summary.json")
     phi, pi_u, tau = described["phi"], described["pi_u"], described["tau"]
@@ -221,7 +221,7 @@ def _row(kind: str, distribution: str, part: list[dict[str, Any]]) -> str:
     width = 100 * np.mean([float(r["mean_width"]) for r in part])
     distances = [np.mean([float(r[f"kl_{name}"]) for r in part]) for name in ESTIMATORS]
     cells = [
-        *(kind, distribution, str(len({r["seed"] for r in part}))),
+        *(kind, distribution, str(len({str(r["seed"]) for r in part}))),
         f"{covered} of {classes} ({100 * covered / classes:.0f} %)",
         f"{width:.1f}",
         *(f"{value:.3f}" for value in distances),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from simpro_fast.errors import UserError
 from simpro_fast.estimation.bayesian import bayesian_shares
 from simpro_fast.estimation.shares import black_box_shares, em_shares
 from simpro_fast.inference.model import TrainedModel
-from simpro_fast.inference.predict import classify
+from simpro_fast.inference.predict import classify, item_pixels
 from simpro_fast.inference.sources import Item
 
 EM_NUMBERS = 1 << 24
@@ -83,7 +84,8 @@ def look_at(
     size = max(1, EM_NUMBERS // classes)
     heap = Heap(np.zeros(classes, np.int64), np.zeros(classes), np.empty((0, classes), np.float32))
     reservoir, done = Reservoir(size, seed), 0
-    for chunk in classify(model, items, batch_size=batch_size, threads=threads):
+    pixels_of = partial(item_pixels, size=model.file.image_size)
+    for chunk in classify(model, items, pixels_of, batch_size=batch_size, threads=threads):
         logits = chunk.logits[chunk.readable]
         heap.predicted += np.bincount(logits.argmax(axis=1), minlength=classes)
         heap.probability += model.probabilities(logits).sum(axis=0)

@@ -7,23 +7,22 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from simpro_fast.config import load_config
 from simpro_fast.data.datasets.image_list import select
-from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.files.decode import OK
 from simpro_fast.data.files.manifest import EVALUATED, Row, read_manifest
 from simpro_fast.data.files.scan_folders import scan_classes
 from simpro_fast.data.files.skipped import Ignored
 from simpro_fast.data.files.tar_index import Member
-from simpro_fast.data.splits.split import load_split
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.inference.model import TrainedModel
-from simpro_fast.inference.predict import classify, forward
+from simpro_fast.inference.predict import classify, forward, item_pixels
 from simpro_fast.inference.sources import Item
+from simpro_fast.inference.unlabeled import unlabeled_set
 from simpro_fast.utils.regular_file import no_file
 
 Progress = Callable[[int, int], None]
@@ -86,7 +85,8 @@ def labeled_logits(
         notes=[f"ignored: {line}" for line in ignored.lines()],
     )
     done, kept = 0, np.zeros(len(items), bool)
-    for chunk in classify(model, iter(items), batch_size=batch_size, threads=threads):
+    pixels_of = partial(item_pixels, size=model.file.image_size)
+    for chunk in classify(model, items, pixels_of, batch_size=batch_size, threads=threads):
         end = done + len(chunk.items)
         found.logits[done:end], kept[done:end] = chunk.logits, chunk.readable
         for item, said in zip(chunk.items, chunk.status, strict=True):
@@ -112,7 +112,7 @@ def run_test_logits(
     """Classify the test set of the run that the model comes from.
 
     Raises:
-        UserError: not a run directory, its data is not where it was, or it has no test set.
+        UserError: not a run directory, another data set by now, or it has no test set.
     """
     folder = run if run.is_dir() else run.parent
     if not (folder / "config.yaml").is_file():
@@ -120,16 +120,11 @@ def run_test_logits(
             f"{folder}: has no config.yaml, so its test set is not known; give DATA, a folder with "
             "one subfolder per class"
         )
-    split = load_split(folder)
+    trained = unlabeled_set(folder)
+    dataset, split = trained.dataset, trained.split
     if not len(split.test):
         raise UserError(f"{folder}: the run has no test set; give DATA, a folder of classes")
-    dataset = load_dataset(load_config(folder / "config.yaml").data)
     images, labels = dataset.test_part
-    if dataset.class_names != model.class_names or split.test.max() >= len(labels):
-        raise UserError(
-            f"{folder}: its data set is another one now (classes or number of images differ); "
-            "give DATA, a folder of classes"
-        )
     chosen, total = select(images, split.test), len(split.test)
     logits = []
     for first in range(0, total, batch_size):

@@ -51,6 +51,18 @@ def test_a_checkpoint_with_a_key_that_is_gone_goes_on(saved: MakeConfig) -> None
     assert start(config) == 4
 
 
+def test_a_checkpoint_without_counts_per_class_goes_on(saved: MakeConfig) -> None:
+    config = saved({"checkpoint.every": 2})
+    newest = list_checkpoints(config.run_dir / "checkpoints")[0]
+    state = read_checkpoint(newest)
+    state["accumulators"] = state["accumulators"][:, : -4 * 10]
+    torch.save(state, newest)
+    trainer = Trainer(config, start_ranks(config))
+    assert trainer.step == 4 and trainer.meter.sums[-1] == 4
+    assert trainer.meter.class_sums.sum() == 0
+    trainer.close()
+
+
 def test_a_checkpoint_of_before_methods_had_keys_of_their_own_goes_on(saved: MakeConfig) -> None:
     """`method.recipe` for `variant`, no phase, `hard` left open; FixMatch had SimPro's keys."""
     config = saved({"method.name": "fixmatch", "checkpoint.every": 2})
