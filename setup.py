@@ -22,6 +22,7 @@ REQUIRED = [
 EXTRAS = {
     "report": [
         "matplotlib>=3.8",  # figures of a run
+        "jinja2>=3.1",  # the page of a report: escapes every name; torch brings it as well
         "tensorboard>=2.15",  # event files
     ],
     "export": [
@@ -77,8 +78,8 @@ setup(
     packages=PACKAGES,
     package_dir={"simpro_kernels": "kernels", "simpro_fast.configs": "configs"},
     package_data={
-        "simpro_fast.configs": ["*.yaml", "*/*.yaml"],
-        "simpro_fast": ["py.typed", "data/datasets/imagenet_lists/*.json"],
+        "simpro_fast.configs": ["*.yaml", "*/*.yaml", "*.csv"],
+        "simpro_fast": ["py.typed", "data/datasets/imagenet_lists/*.json", "report/templates/*"],
         "simpro_kernels": ["py.typed", "*/README.md", "tuned/*.json"],
     },
     install_requires=REQUIRED,

@@ -7,9 +7,9 @@
     python bench/experiment.py fashion_mnist_lt --commit            # git commit after every run
     python bench/experiment.py fashion_mnist_lt --method simpro --threads 1    # beside another one
 
-Each run is `deepspeed launch/train.py --config <set>/<distribution>` and takes at most five minutes
-on two free cores. An interrupted run goes on from its checkpoint. Results are in
-bench/results/<set>.csv (one line per run), .md (table) and .png (figure); with --balanced, which
+Each run is a member of a sweep (`simpro-fast table` does the same for any configurations) and takes
+at most five minutes on two free cores. An interrupted run goes on from its checkpoint. Results are
+in bench/results/<set>.csv (one line per run), .md (table) and .png (figure); with --balanced, which
 samples labeled images class by class (both methods) for 400 steps, in <set>_balanced.*.
 """
 
@@ -20,20 +20,29 @@ import csv
 import io
 import itertools
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from simpro_fast.cli.members import train_members
+from simpro_fast.cli.sweep import Member, members_of
 from simpro_fast.evaluation import kl_divergence
+from simpro_fast.report.tables import METRICS, Block, markdown
+from simpro_fast.report.tables import Cell as Values
 from simpro_fast.utils.atomic_write import write_atomically
 from simpro_fast.utils.file_lock import locked
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 DISTRIBUTIONS = ("consistent", "uniform", "reversed", "middle", "head_tail")
+LAUNCHER = (str(Path(sys.executable).parent / "deepspeed"), "--num_gpus=1", "launch/train.py")
 BALANCED = ["data.sampling=class_balanced", "train.steps=400"]
 METHODS = {"simpro": "SimPro", "fixmatch": "FixMatch"}
+Cell = tuple[str, str, int]
+"""Distribution, method, seed."""
 FIELDS = (
     "distribution",
     "method",
@@ -54,28 +63,21 @@ FIELDS = (
 )
 
 
-def train(
-    dataset: str, distribution: str, method: str, seed: int, threads: int | None, balanced: bool
-) -> Path:
-    """Train one cell of the table, or find it finished; returns the run directory."""
-    name = f"{dataset}/{distribution}" + ("" if method == "simpro" else f"_{method}")
-    name += "_balanced" if balanced else ""
-    command = [
-        str(Path(sys.executable).parent / "deepspeed"),
-        "--num_gpus=1",
-        "launch/train.py",
-        "--config",
-        f"configs/{dataset}/{distribution}.yaml",
-        f"name={name}",
-        f"method.name={method}",
-        f"seed={seed}",
-        "log.progress=off",
-        *(BALANCED if balanced else []),
-        *([f"train.threads={threads}", f"train.data_threads={threads}"] if threads else []),
-    ]
-    print(" ".join(command), flush=True)
-    subprocess.run(command, cwd=ROOT, check=True)
-    return ROOT / "runs" / name / f"seed{seed}"
+def members(
+    dataset: str, cells: Sequence[Cell], threads: int | None, balanced: bool
+) -> dict[Cell, Member]:
+    """The run of each cell of the table."""
+    overrides = ["log.progress=off", *(BALANCED if balanced else [])]
+    if threads:
+        overrides += [f"train.threads={threads}", f"train.data_threads={threads}"]
+    found = {}
+    for distribution, method, seed in cells:
+        name = f"name={dataset}/{distribution}{'_balanced' if balanced else ''}"
+        grid, config = [f"method.name={method}"], f"{dataset}/{distribution}"
+        (found[distribution, method, seed],) = members_of(
+            [config], grid, str(seed), [name, *overrides]
+        )
+    return found
 
 
 def row(distribution: str, folder: Path) -> dict[str, Any]:
@@ -127,32 +129,31 @@ def write_rows(dataset: str, rows: list[dict[str, Any]]) -> None:
     write_atomically(RESULTS / f"{dataset}.md", table(rows))
 
 
-def _mean(rows: list[dict[str, Any]], distribution: str, method: str, key: str) -> float | None:
-    values = [
-        float(r[key]) for r in rows if (r["distribution"], r["method"]) == (distribution, method)
-    ]
-    return sum(values) / len(values) if values else None
-
-
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown: top-1 of the last EMA weights (mean over seeds) and the distance of the prior."""
+    """Markdown: top-1 of the last EMA weights, and the distance of the prior, over seeds."""
     done = [d for d in DISTRIBUTIONS if any(r["distribution"] == d for r in rows)]
-    lines = ["| | " + " | ".join(done) + " | mean |", "|---" * (len(done) + 2) + "|"]
-    for title, method, key, digits in (
-        ("SimPro, top-1 %", "simpro", "top1", 1),
-        ("FixMatch, top-1 %", "fixmatch", "top1", 1),
-        ("SimPro, KL(true, pi_u)", "simpro", "kl_pi_u", 3),
-        ("FixMatch, KL(true, pi_u)", "fixmatch", "kl_pi_u", 3),
-        ("uniform guess, KL", "simpro", "kl_uniform", 3),
-    ):
-        values = [_mean(rows, d, method, key) for d in done]
-        known = [v for v in values if v is not None]
-        mean = f"{sum(known) / len(known):.{digits}f}" if len(known) == len(done) else "-"
-        cells = ["-" if v is None else f"{v:.{digits}f}" for v in values]
-        lines.append(f"| {title} | " + " | ".join([*cells, mean]) + " |")
     seeds = sorted({str(r["seed"]) for r in rows})
-    lines.append(f"\nSeeds {', '.join(seeds)}; top-1 of the last EMA weights on the test set.")
-    return "\n".join(lines) + "\n"
+    blocks = []
+    for key in ("top1", "kl_pi_u"):
+        shown = {
+            title: [Values(_values(rows, d, method, key), len(seeds)) for d in done]
+            for method, title in METHODS.items()
+        }
+        if key == "kl_pi_u":
+            levels = (_values(rows, d, "simpro", "kl_uniform")[:1] for d in done)
+            shown["uniform guess"] = [Values(level) for level in levels]
+        blocks.append(Block(METRICS[key], done, shown))
+    return markdown(blocks, [f"Seeds {', '.join(seeds)}; of the last EMA weights on the test set."])
+
+
+def _values(rows: list[dict[str, Any]], distribution: str, method: str, key: str) -> list[float]:
+    cell = (distribution, method)
+    return [float(r[key]) for r in rows if (r["distribution"], r["method"]) == cell]
+
+
+def _mean(rows: list[dict[str, Any]], distribution: str, method: str, key: str) -> float | None:
+    values = _values(rows, distribution, method, key)
+    return sum(values) / len(values) if values else None
 
 
 def draw(dataset: str, rows: list[dict[str, Any]]) -> Path:
@@ -208,22 +209,28 @@ def main() -> int:
     parser.add_argument("--threads", type=int, help="CPU threads of torch and of the data pipeline")
     parser.add_argument("--commit", action="store_true", help="git commit after every run")
     options = parser.parse_args()
+    os.chdir(ROOT)  # runs/ and launch/ lie here
     dataset = options.dataset
     results = f"{dataset}_balanced" if options.balanced else dataset
-    for distribution, method, seed in itertools.product(
-        [options.only] if options.only else DISTRIBUTIONS,
-        [options.method] if options.method else METHODS,
-        options.seeds,
-    ):
-        cell = (distribution, method, str(seed))
-        rows = read_rows(results)
-        if any((r["distribution"], r["method"], str(r["seed"])) == cell for r in rows):
-            print(f"{' '.join(cell)}: already in the results")
+    cells = list(
+        itertools.product(
+            [options.only] if options.only else DISTRIBUTIONS,
+            [options.method] if options.method else METHODS,
+            options.seeds,
+        )
+    )
+    for cell, member in members(dataset, cells, options.threads, options.balanced).items():
+        shown = tuple(map(str, cell))
+        if any(
+            (r["distribution"], r["method"], str(r["seed"])) == shown for r in read_rows(results)
+        ):
+            print(f"{' '.join(shown)}: already in the results")
             continue
-        folder = train(dataset, distribution, method, seed, options.threads, options.balanced)
-        add_row(results, row(distribution, folder))
+        if code := train_members([member], LAUNCHER):
+            return code
+        add_row(results, row(cell[0], member.run_dir))
         if options.commit:
-            commit(results, f"Result: {results} {distribution}, {method}, seed {seed}")
+            commit(results, f"Result: {results} {cell[0]}, {cell[1]}, seed {cell[2]}")
     print(table(read_rows(results)))
     return 0
 

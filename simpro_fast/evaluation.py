@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from simpro_fast.errors import UserError
 from simpro_fast.estimation.calibration import BINS, expected_calibration_error, fit_temperature
 
 PRIOR_FLOOR = 1e-6
+MISTAKES = 24
+"""Most confident mistakes that an evaluation remembers."""
 TOP_K = 5
 CONFUSION_CLASSES = 2048
 """Most classes for which a confusion matrix is counted (32 MB)."""
@@ -41,6 +43,10 @@ class Evaluation:
     """Mean log probability of the true class, nats."""
     temperature: float | None = None
     """Of softmax(f / temperature) with the best likelihood; None: not asked for, or none is."""
+    mistakes: Tensor | None = None
+    """float64 [4, n] on the CPU, at most `MISTAKES` images that are classified wrongly, the most
+    confident first: softmax probability of the predicted class, place in `labels`, label,
+    prediction."""
 
     @property
     def top_k(self) -> int:
@@ -85,6 +91,45 @@ class Evaluation:
         """Mean recall of the classes that have images."""
         present = [accuracy for accuracy in self.per_class if accuracy is not None]
         return sum(present) / len(present)
+
+
+class ConfidentMistakes:
+    """The `MISTAKES` most confident mistakes of an evaluation; nothing waits for the device."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        # probability (-1: no mistake), place, label, prediction
+        self._rows = torch.zeros(4, 0, dtype=torch.float64, device=device)
+
+    def add(self, logits: Tensor, targets: Tensor, first: int) -> None:
+        """Look at images.
+
+        Args:
+            logits: [n, K].
+            targets: int64 [n] in 0..K-1, on the same device.
+            first: place of the first of them.
+        """
+        predicted = logits.argmax(dim=1)
+        probability = logits.softmax(dim=1, dtype=torch.float32).amax(dim=1).double()
+        places = torch.arange(first, first + len(targets), device=logits.device)
+        wrong = probability.masked_fill(predicted == targets, -1.0)
+        found = torch.stack([wrong, *(row.double() for row in (places, targets, predicted))])
+        self._keep(torch.cat([self._rows, found], dim=1))
+
+    def reduce(self, world_size: int, process_group: dist.ProcessGroup | None = None) -> None:
+        """Put those of all ranks together; all must call it."""
+        padded = nn.functional.pad(self._rows, (0, MISTAKES - self._rows.shape[1]), value=-1.0)
+        parts = [torch.empty_like(padded) for _ in range(world_size)]
+        dist.all_gather(parts, padded, group=process_group)
+        self._keep(torch.cat(parts, dim=1))
+
+    def found(self) -> Tensor:
+        """As in `Evaluation.mistakes`."""
+        rows = self._rows.cpu()
+        return rows[:, rows[0] >= 0]
+
+    def _keep(self, rows: Tensor) -> None:
+        order = rows[0].argsort(descending=True, stable=True)[:MISTAKES]
+        self._rows = rows[:, order].contiguous()
 
 
 class Tally:
@@ -189,6 +234,7 @@ def evaluate(
     start, end = len(images) * rank // world_size, len(images) * (rank + 1) // world_size
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
 
+    mistakes = ConfidentMistakes(device)
     tally = Tally(num_classes, device)
     every = -(-len(images) * num_classes // TEMPERATURE_NUMBERS)
     kept: list[Tensor] = []
@@ -198,14 +244,17 @@ def evaluate(
         rows = slice(first, min(first + batch_size, end))
         views = network_input(torch.as_tensor(images[rows]).to(device), mean, std, dtype)
         logits = model(views)
-        tally.add(logits, targets[rows].to(device))
+        target = targets[rows].to(device)
+        tally.add(logits, target)
+        mistakes.add(logits, target, first)
         if temperature:
             kept.append(logits[-first % every :: every].float().cpu())
     model.train(was_training)
     if world_size > 1:
         tally.reduce(process_group)
+        mistakes.reduce(world_size, process_group)
     if not temperature:
-        return tally.evaluation()
+        return replace(tally.evaluation(), mistakes=mistakes.found())
 
     def total(mine: float) -> float:
         if world_size == 1:
@@ -216,7 +265,8 @@ def evaluate(
 
     places = range(start + -start % every, end, every)
     logits = torch.cat(kept) if kept else torch.zeros(0, num_classes)
-    return tally.evaluation(fit_temperature(logits.numpy(), targets[list(places)].numpy(), total))
+    fitted = fit_temperature(logits.numpy(), targets[list(places)].numpy(), total)
+    return replace(tally.evaluation(fitted), mistakes=mistakes.found())
 
 
 def network_input(

@@ -83,15 +83,32 @@ def test_mode_is_restored_and_batches_are_full_but_the_last():
     assert not model.training
 
 
+def test_the_most_confident_mistakes_are_remembered():
+    """Nearer to another class's brightness is more confident; batches do not matter."""
+    values, labels = [0, 2, 1, 3, 3, 0], [0, 1, 1, 0, 3, 3]
+    for batch_size in (1, 2, 6):
+        mistakes = run(values, labels, batch_size=batch_size).mistakes
+        probability, places, true, predicted = mistakes.tolist()
+        assert sorted(probability, reverse=True) == probability
+        assert all(0.3 < value < 1 for value in probability)
+        assert sorted(places) == [1, 3, 5]
+        for place, label, guess in zip(places, true, predicted, strict=True):
+            assert (label, guess) == (labels[int(place)], values[int(place)])
+    many = run([1] * 100, [0] * 100, batch_size=7).mistakes
+    assert many.shape == (4, evaluation.MISTAKES)
+    assert run([0, 1], [0, 1]).mistakes.shape == (4, 0)
+
+
 def _two_rank_evaluation(rank: int, world_size: int) -> list[list[int]]:
     found = run([0, 1, 2, 3, 3], [0, 1, 2, 3, 2], batch_size=2, rank=rank, world_size=world_size)
     fewer = run([3], [3], rank=rank, world_size=world_size)
-    return [found.correct.tolist(), found.count.tolist(), fewer.count.tolist()]
+    wrong = found.mistakes[1:].flatten().tolist()
+    return [found.correct.tolist(), found.count.tolist(), fewer.count.tolist(), wrong]
 
 
 def test_every_image_counts_once_over_the_ranks():
     for result in run_ranks(_two_rank_evaluation):
-        assert result == [[1, 1, 1, 1], [1, 1, 2, 1], [0, 0, 0, 1]]
+        assert result == [[1, 1, 1, 1], [1, 1, 2, 1], [0, 0, 0, 1], [4, 2, 3]]
 
 
 def guesses(n: int, classes: int) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from simpro_fast.config import Config
+from simpro_fast.config.methods import METHODS
 
 # Given to the script they would silently start something smaller than was asked for.
 _LAUNCHER_FLAGS = {
@@ -57,10 +58,16 @@ def hint(argument: str) -> str | None:
     return None
 
 
+def known_keys() -> list[str]:
+    """All keys, those of every method among them."""
+    own = [f"method.{key}" for entry in METHODS.values() for key in entry.keys.own_keys()]
+    return list(dict.fromkeys([*Config.changes(), *own]))
+
+
 def key_lines() -> list[str]:
     """All keys of the configuration, section by section, for `--help`."""
     sections: dict[str, list[str]] = {}
-    for dotted in Config.changes():
+    for dotted in known_keys():
         section, _, key = dotted.rpartition(".")
         sections.setdefault(section, []).append(key)
     lines = []
@@ -71,7 +78,7 @@ def key_lines() -> list[str]:
 
 
 def _key(name: str) -> str | None:
-    keys = list(Config.changes())
+    keys = known_keys()
     dotted = [key for key in keys if key.replace("_", "-") == name]
     for key, words in WORDS.items():
         if name in words:

@@ -85,7 +85,9 @@ def train_members(members: Sequence[Member], launcher: Sequence[str]) -> int:
                 show(f"{failed[-1]}: failed, the sweep goes on", sys.stderr)
     show(f"sweep ended: {len(members) - len(failed)} of {len(members)} runs are finished")
     if failed:
-        show(f"error: {len(failed)} failed: {'; '.join(failed)}", sys.stderr)
+        show(f"error: {len(failed)} of {len(members)} runs failed:", sys.stderr)
+        for one in failed:
+            show(f"  {one}", sys.stderr)
     return FAILED if failed else DONE
 
 

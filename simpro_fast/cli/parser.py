@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 from simpro_fast.cli.key_hints import hint
-from simpro_fast.config.load import is_config_name
+from simpro_fast.config.find import is_config_name
 from simpro_fast.errors import ConfigError
 
 

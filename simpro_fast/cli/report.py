@@ -2,45 +2,82 @@
 
 from __future__ import annotations
 
-import sys
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from simpro_fast.cli.ending import DONE, verb
 from simpro_fast.cli.parser import CommandParser
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.errors import ConfigError
 from simpro_fast.printable import show
-from simpro_fast.report.figures import write_report
-from simpro_fast.report.runs import load_run
-from simpro_fast.report.terminal import print_summary
+from simpro_fast.report import write_report
+from simpro_fast.report.groups import check_same_split, group_runs, seeds_that_differ
+from simpro_fast.report.pictures import FOLDER
+from simpro_fast.report.runs import Run, find_runs, load_run
+from simpro_fast.report.terminal import print_report, report_data
+from simpro_fast.run.live import STALE, read_live
 
 EXAMPLE = "runs/digits_lt/reversed/seed1"
 
 
+@verb
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table of a finished run and draw its figures; returns the exit code."""
+    """Print the table of runs, and draw their figures and their page; returns the exit code."""
     parser = CommandParser(
         "simpro-fast report",
-        "Table and figures of a finished run.\n\n"
-        f"examples:\n  simpro-fast report {EXAMPLE}\n"
-        f"  simpro-fast report {EXAMPLE} --compare runs/digits_lt/reversed_fixmatch/seed1",
+        "Table, figures and one HTML page of any number of runs, finished or not.\n\n"
+        f"examples:\n  simpro-fast report {EXAMPLE}\n  simpro-fast report runs/digits_lt\n"
+        f"  simpro-fast report {EXAMPLE} runs/digits_lt/reversed_fixmatch/seed1",
     )
-    parser.add_argument("run", type=Path, nargs="?", help=f"run directory, such as {EXAMPLE}")
-    parser.add_argument("--compare", type=Path, help="a second run, shown beside the first")
+    parser.add_argument(
+        "runs",
+        type=Path,
+        nargs="*",
+        metavar="RUN|FOLDER",
+        help=f"run directories, such as {EXAMPLE}, or folders of them",
+    )
+    parser.add_argument(
+        "--compare", type=Path, action="append", default=[], help="one more of them"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help=f"where to write; default: {FOLDER}/ in what is named, {FOLDER}/compare/ in the first "
+        "of several",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="show runs beside each other whose splits differ"
+    )
+    parser.add_common("json")
+    options = parser.parse(arguments)
+    named = [*options.runs, *options.compare]
+    if not named:
+        raise ConfigError(f"no run directory; for example simpro-fast report {EXAMPLE}")
+    runs = [with_state(load_run(path)) for path in find_runs(named)]
+    notes = check_same_split(runs, force=options.force)
+    groups = group_runs(runs)
+    notes += filter(None, map(seeds_that_differ, groups))
+    if options.json:
+        print(json.dumps(report_data(groups, notes), indent=1))
+        return DONE
+    print_report(groups, notes)
+    folder = named[0] / FOLDER if len(named) == 1 else named[0] / FOLDER / "compare"
+    for path in write_report(groups, options.output or folder, notes):
+        show(f"{'page' if path.suffix == '.html' else 'figure'} {path}")
+    return DONE
+
+
+def with_state(run: Run) -> Run:
+    """What goes on in an unfinished run, or why it ended; a run of older keys stays as it is."""
+    if not run.state:
+        return run
     try:
-        options = parser.parse(arguments)
-        if options.run is None:
-            raise ConfigError(f"no run directory; for example simpro-fast report {EXAMPLE}")
-        run = load_run(options.run)
-        other = load_run(options.compare) if options.compare else None
-        if other and other.summary["class_names"] != run.summary["class_names"]:
-            raise UserError(f"{options.compare} has other classes than {options.run}")
-        print_summary(run.summary, compare=other.summary if other else None)
-        for path in write_report(options.run, compare=options.compare):
-            show(f"figure {path}")
-    except UserError as error:
-        show(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        show(f"error: {error}; check the path and its permissions", file=sys.stderr)
-        return 1
-    return 0
+        live = read_live(run.path)
+    except ConfigError:
+        return run
+    words = {STALE: "stopped"}.get(live.state, live.state)
+    why = f": {live.message}" if live.has_ended and live.message else ""
+    state = f"{words}, step {live.step:,} of {live.config.train.steps:,}{why}"
+    return replace(run, state=state)

@@ -47,6 +47,12 @@ class Member:
         return f"{self.config.name} seed {self.config.seed}"
 
     @property
+    def base(self) -> str:
+        """The name without the folders of the grid."""
+        parts = self.config.name.split("/")
+        return "/".join(parts[: len(parts) - len(self.settings)])
+
+    @property
     def run_dir(self) -> Path:
         return self.config.run_dir
 
@@ -166,6 +172,7 @@ def _member(
     settings = tuple((key, resolved[key]) for key in values)
     if settings:
         name = "/".join([config.name, *(folder_name(key, value) for key, value in settings)])
+        overrides = [item for item in overrides if not item.startswith("name=")]
         chosen.append(f"name={name}")
         config = load_config(source, [*overrides, *chosen])
     refuse_smoke_folder(config)

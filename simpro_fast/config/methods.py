@@ -96,6 +96,39 @@ class FixMatchConfig(MethodConfig):
     """False trains on the soft pseudo-labels."""
 
 
+class SimProStarConfig(SimProConfig):
+    """SimPro with the nearest of three class distributions in place of its estimate."""
+
+    smoke: ClassVar[dict[str, Any]] = {"anchor_after": 1}
+    name: str = "simpro_star"
+    anchor_after: int = Field(5, ge=0, le=10**6)
+    """Periods after which pi_u becomes the nearest anchor."""
+
+
+class ACRConfig(MethodConfig):
+    """ACR (CVPR 2023)."""
+
+    smoke: ClassVar[dict[str, Any]] = {"estimate_after": 0}
+    name: str = "acr"
+    variant: Literal["released", "paper"] = "paper"
+    tau: float = Field(2.0, ge=0, le=100)
+    """Largest adjustment of head A's pseudo-labels (tau1)."""
+    tau_balanced: float = Field(2.0, ge=0, le=100)
+    """Adjustment of head B's pseudo-labels (tau12)."""
+    tau_loss: float = Field(2.0, ge=0, le=100)
+    """Adjustment of head B's labeled loss (tau2)."""
+    estimate_decay: float = Field(0.99, ge=0, lt=1)
+    """Moving average of u, per step."""
+    estimate_after: int = Field(5, ge=0, le=10**6)
+    """Last period (from 0) before u is estimated and tau_t follows it."""
+
+
+class ACRNoAnchorsConfig(ACRConfig):
+    """ACR whose adjustment never changes."""
+
+    name: str = "acr_no_anchors"
+
+
 @dataclass(frozen=True)
 class MethodEntry:
     """A method that `method.name` can mean."""
@@ -108,6 +141,9 @@ class MethodEntry:
 METHODS: dict[str, MethodEntry] = {
     "simpro": MethodEntry(SimProConfig, "simpro_fast.methods.simpro:SimPro"),
     "fixmatch": MethodEntry(FixMatchConfig, "simpro_fast.methods.fixmatch:FixMatch"),
+    "simpro_star": MethodEntry(SimProStarConfig, "simpro_fast.methods.simpro_star:SimProStar"),
+    "acr": MethodEntry(ACRConfig, "simpro_fast.methods.acr:ACR"),
+    "acr_no_anchors": MethodEntry(ACRNoAnchorsConfig, "simpro_fast.methods.acr:ACRNoAnchors"),
 }
 """By name, in the order in which they are listed; classes of one's own are added when they are
 first named, or by `simpro_fast.methods.register_method`."""

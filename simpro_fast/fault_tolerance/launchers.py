@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LAUNCHER_SCRIPTS = {"deepspeed", "deepspeed.pt", "ds", "torchrun"}
-_LAUNCHER_MODULES = (
-    *("deepspeed.launcher", "torch.distributed.run", "torch.distributed.launch"),
-    "simpro_fast",
-)
-_SWEEPS = ("launch/train.py", "launch/table.py", "/simpro-fast")
+_LAUNCHER_MODULES = ("deepspeed.launcher", "torch.distributed.run", "torch.distributed.launch")
+_SWEEPS = {"train.py", "table.py", "simpro-fast"}
+_SWEEP_FLAGS = {"--grid", "--seeds", "--launcher"}
 
 
 @dataclass(frozen=True)
@@ -71,11 +69,10 @@ def _arguments(pid: int) -> list[str]:
 
 
 def _is_launcher(arguments: list[str]) -> bool:
-    """`python .../bin/deepspeed ...`, `python -u -m deepspeed.launcher.launch ...` and the like.
-
-    A training command above another one is a sweep.
-    """
+    """`python .../bin/deepspeed ...`, `python -u -m deepspeed.launcher.launch ...`, a sweep."""
     rest = [a for a in arguments[1:] if a != "-u"]
+    if any(a.partition("=")[0] in _SWEEP_FLAGS for a in rest):
+        return Path(rest[0]).name in _SWEEPS or rest[:2] == ["-m", "simpro_fast"]
     if len(rest) > 1 and rest[0] == "-m":
         return rest[1].startswith(_LAUNCHER_MODULES)
-    return bool(rest) and (Path(rest[0]).name in _LAUNCHER_SCRIPTS or rest[0].endswith(_SWEEPS))
+    return bool(rest) and Path(rest[0]).name in _LAUNCHER_SCRIPTS

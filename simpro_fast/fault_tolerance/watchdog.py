@@ -248,9 +248,9 @@ class Watchdog:
         self._end(replace(failure, message=f"{limit}: {why}{others}"))
 
     def _end(self, failure: Failure) -> NoReturn:
-        self.leave_end(failure)
         if self.notes is not None:
             self.notes.leave(failure)
         if not self.told and is_mine_to_tell(failure, self.ranks):
             say(line_about(failure, self.ranks))
+        self.leave_end(failure)
         os._exit(failure.exit_code)

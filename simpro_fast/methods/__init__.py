@@ -1,5 +1,6 @@
 """Training methods: one call per step, one per period, two priors."""
 
+from simpro_fast.methods.acr import ACR, ACRNoAnchors
 from simpro_fast.methods.base import Method, common
 from simpro_fast.methods.fixmatch import FixMatch
 from simpro_fast.methods.needs import Change, Heads, Needs, PhaseTools, Setting
@@ -12,8 +13,11 @@ from simpro_fast.methods.registry import (
     resolve_alpha,
 )
 from simpro_fast.methods.simpro import SimPro
+from simpro_fast.methods.simpro_star import SimProStar
 
 __all__ = [
+    "ACR",
+    "ACRNoAnchors",
     "Change",
     "FixMatch",
     "Heads",
@@ -24,6 +28,7 @@ __all__ = [
     "PriorTracker",
     "Setting",
     "SimPro",
+    "SimProStar",
     "build_method",
     "common",
     "log_prior",

@@ -81,7 +81,7 @@ class SimPro(PseudoLabelMethod):
 
     @classmethod
     def build(cls, config: Any, setting: Setting) -> Self:
-        own = {key: getattr(config, key) for key in SimProConfig.own_keys()}
+        own = {key: getattr(config, key) for key in cls.Config.own_keys()}
         return cls(**common(config, setting), **own)
 
     @property

@@ -1,70 +1,199 @@
-"""Reading a finished run directory for reports."""
+"""Reading run directories for reports: finished ones, and what there is of the others."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from simpro_fast.config.load import read_tree
+from simpro_fast.config.smoke import FOLDER as SMOKE_FOLDER
 from simpro_fast.errors import UserError
 from simpro_fast.printable import printables
 from simpro_fast.utils.atomic_write import read_json
 
 # Keys without which there is nothing to show.
 NEEDED = {"name", "seed", "method", "steps", "top1", "per_class", "class_names", "pi_u"}
-METHOD_TITLES = {"simpro": "SimPro", "fixmatch": "FixMatch"}
+METHOD_TITLES = {
+    "simpro": "SimPro",
+    "fixmatch": "FixMatch",
+    "simpro_star": "SimPro*",
+    "acr": "ACR",
+    "acr_no_anchors": "ACR without anchors",
+}
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its summary, of names that can be shown, and one metrics object per period."""
+    """One run: its summary, of names that can be shown, and one metrics object per period.
+
+    Of a run that is not finished the summary holds what its configuration, its split and its last
+    period say.
+    """
 
     path: Path
     summary: dict[str, Any]
     metrics: list[dict[str, Any]]
+    state: str = ""
+    """Empty for a finished run, else such as `running, step 60 of 120`."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Contents of config.yaml; empty without the file, and so are the next two."""
+    environment: dict[str, Any] = field(default_factory=dict)
+    split: dict[str, Any] = field(default_factory=dict)
+    """Contents of split.json."""
 
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-        """Steps and values of one metric, without the periods where it is null."""
+        """Steps and values of one metric, without the periods where it is null.
+
+        For a metric per class the values are [periods, K], NaN where one class has none.
+        """
         rows = [(row["step"], row[key]) for row in self.metrics if row.get(key) is not None]
         steps, values = zip(*rows, strict=True) if rows else ((), ())
-        return np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
+        try:
+            return np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError):
+            path = self.path / "metrics.jsonl"
+            raise UserError(f"{path} is damaged ({key} is not always a number)") from None
+
+
+def find_runs(paths: Iterable[Path]) -> list[Path]:
+    """The run directories that paths stand for: a run for itself, a folder for all runs below it.
+
+    Raises:
+        UserError: a path is no folder, or has no run below it.
+    """
+    found: dict[Path, Path] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"{path}: {'not a folder' if path.exists() else 'no such folder'}")
+        below = [path] if is_run(path) else sorted(_runs_below(path))
+        if not below:
+            raise UserError(
+                f"{path}: neither a run (it has no summary.json and no config.yaml) nor a folder "
+                "with runs in it"
+            )
+        for run in below:
+            found.setdefault(run.resolve(), run)
+    return list(found.values())
+
+
+def is_run(path: Path) -> bool:
+    return (path / "summary.json").exists() or (path / "config.yaml").is_file()
+
+
+def _runs_below(path: Path) -> Iterator[Path]:
+    for folder, names, _ in os.walk(path):
+        here = Path(folder)
+        if here != path and is_run(here):
+            names.clear()
+            yield here
+        elif here == path and SMOKE_FOLDER in names:
+            names.remove(SMOKE_FOLDER)  # trial runs
 
 
 def load_run(run_dir: Path, summary: dict[str, Any] | None = None) -> Run:
-    """Read `summary.json` (unless given) and `metrics.jsonl` of a finished run.
+    """Read a run directory; of an unfinished run what there is.
+
+    Args:
+        summary: of a run that is finished and has not written it yet.
 
     Raises:
-        UserError: a file is missing (the run is not finished) or damaged.
+        UserError: it is no run directory, or a file of it is missing or damaged.
     """
-    summary_path = run_dir / "summary.json"
+    if summary is None:
+        if not is_run(run_dir):
+            find_runs([run_dir])
+            raise UserError(f"{run_dir}: a folder of runs, and not one run")
+        if (run_dir / "summary.json").exists():
+            summary = read_json(run_dir / "summary.json")
+            _check(summary, run_dir / "summary.json")
+    rest: dict[str, Any] = {
+        "config": _config(run_dir / "config.yaml"),
+        "environment": _json(run_dir / "environment.json"),
+        "split": _json(run_dir / "split.json"),
+    }
     if summary is not None:
-        return Run(run_dir, printables(summary), read_metrics(run_dir / "metrics.jsonl"))
-    if not summary_path.is_file():
-        raise UserError(f"{run_dir}: {_why_no_summary(run_dir)}")
-    summary = read_json(summary_path)
+        metrics = read_metrics(run_dir / "metrics.jsonl")
+        return Run(run_dir, printables(summary), metrics, **rest)
+    path = run_dir / "metrics.jsonl"
+    metrics = read_metrics(path) if path.exists() else []
+    summary = _so_far(rest["config"], rest["split"], metrics)
+    _check(summary, run_dir / "config.yaml")
+    steps = rest["config"].get("train", {}).get("steps")
+    place = f"step {summary['steps']:,}" + (f" of {steps:,}" if isinstance(steps, int) else "")
+    return Run(run_dir, summary, metrics, f"not finished, {place}", **rest)
+
+
+def _check(summary: dict[str, Any], path: Path) -> None:
     missing = sorted(NEEDED - set(summary))
     if missing:
-        raise UserError(f"{summary_path} is damaged ({', '.join(missing)} missing)")
-    return Run(run_dir, printables(summary), read_metrics(run_dir / "metrics.jsonl"))
+        raise UserError(f"{path} is damaged ({', '.join(missing)} missing)")
+    names = summary["class_names"]
+    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+        raise UserError(f"{path} is damaged (class_names is not a list of names)")
+    for key in ("pi_u", "per_class", "pi_u_true", "labeled_counts", "unlabeled_counts"):
+        values = summary.get(key)
+        if values is not None and not (isinstance(values, list) and len(values) == len(names)):
+            raise UserError(f"{path} is damaged ({key} is not a list of {len(names)} numbers)")
+    table = summary.get("confusion")
+    if table is not None and not _is_square(table, len(names)):
+        raise UserError(f"{path} is damaged (confusion is not {len(names)} x {len(names)} counts)")
 
 
-def _why_no_summary(run_dir: Path) -> str:
-    if not run_dir.is_dir():
-        return "not a folder" if run_dir.exists() else "no such folder"
-    if (run_dir / "config.yaml").is_file():
-        return (
-            "the run is not finished; start its training command again, which goes on from the "
-            "last checkpoint and makes the report at the end"
+def _is_square(table: Any, size: int) -> bool:
+    return (
+        isinstance(table, list)
+        and len(table) == size
+        and all(
+            isinstance(row, list)
+            and len(row) == size
+            and all(isinstance(count, int | float) for count in row)
+            for row in table
         )
-    # A run lies in <output_dir>/<name>/seed<k>, and most names have a folder of their own.
-    below = next(filter(None, (sorted(run_dir.glob(p + "seed*/")) for p in ("", "*/", "*/*/"))), [])
-    if not below:
-        return "not a run directory; it has neither summary.json nor config.yaml"
-    more = f" and {len(below) - 5} more" if len(below) > 5 else ""
-    return f"not one run; take one of {', '.join(map(str, below[:5]))}{more}"
+    )
+
+
+def _so_far(
+    config: dict[str, Any], split: dict[str, Any], metrics: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What summary.json would say after the last period."""
+
+    def last(key: str) -> Any:
+        return next((row[key] for row in reversed(metrics) if row.get(key) is not None), None)
+
+    tested = [row["top1"] for row in metrics if row.get("top1") is not None]
+    unlabeled = split.get("unlabeled_counts")
+    summary = {
+        "name": config.get("name"),
+        "seed": config.get("seed"),
+        "method": config.get("method", {}).get("name"),
+        "class_names": split.get("class_names"),
+        "labeled_counts": split.get("labeled_counts"),
+    }
+    if None in summary.values():
+        return {}
+    return {
+        **summary,
+        "steps": metrics[-1]["step"] if metrics else 0,
+        **{key: last(key) for key in ("top1", "top1_class_mean", "per_class", "pi_u", "kl_pi_u")},
+        "top1_mean_last20": sum(tested[-20:]) / len(tested[-20:]) if tested else None,
+        "top1_best": max(tested, default=None),
+        "unlabeled_counts": unlabeled,
+        "pi_u_true": [count / sum(unlabeled) for count in unlabeled] if unlabeled else None,
+    }
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return printables(read_json(path)) if path.exists() else {}
+
+
+def _config(path: Path) -> dict[str, Any]:
+    return printables(read_tree(path)) if path.exists() else {}
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -84,20 +213,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             raise UserError(f"{path}: line {number} is not a row of metrics")
         rows.append(row)
     return rows
-
-
-def run_labels(summary: dict[str, Any], compare: dict[str, Any] | None) -> list[str]:
-    """Short names that tell the compared runs apart: the methods, else names, else seeds."""
-    summaries = [summary] if compare is None else [summary, compare]
-    for describe in (
-        lambda s: METHOD_TITLES.get(s["method"], s["method"]),
-        lambda s: s["name"],
-        lambda s: f"{s['name']} seed {s['seed']}",
-    ):
-        labels = [describe(s) for s in summaries]
-        if len(set(labels)) == len(labels):
-            return labels
-    return [f"{label} ({letter})" for label, letter in zip(labels, "ab", strict=False)]
 
 
 def kl_of_uniform(truth: list[float]) -> float:

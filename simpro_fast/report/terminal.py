@@ -1,25 +1,35 @@
-"""What a run learned, as a table for the terminal."""
+"""What runs learned, as tables for the terminal."""
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Group, RenderableType
+import numpy as np
+from rich.console import Group as Parts
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simpro_fast.printable import printables
-from simpro_fast.report.runs import METHOD_TITLES, kl_of_uniform, run_labels
+from simpro_fast.printable import printable, printables
+from simpro_fast.report.findings import finding, shared_warnings
+from simpro_fast.report.groups import Group
+from simpro_fast.report.runs import METHOD_TITLES, Run, kl_of_uniform
+from simpro_fast.utils.atomic_write import finite
 from simpro_fast.utils.terminal import plain_table, rendered
 
 _MAX_ROWS = 20
 _MAX_NAME = 18
 _MIN_BAR, _MAX_BAR = 8, 40
-_ACCURACIES = {
+_LEAST_NAME = 24
+_BESIDE = 3
+"""Experiments that stand beside each other, class by class; more have one line each."""
+ACCURACIES = {
     "overall": "top1",
     "mean of the classes": "top1_class_mean",
     "many (> 100 labeled)": "many",
@@ -30,98 +40,206 @@ _ACCURACIES = {
 }
 
 
-def print_summary(
-    summary: dict[str, Any], *, compare: dict[str, Any] | None = None, file: TextIO | None = None
-) -> None:
-    """Print accuracies and the estimated class distribution of the unlabeled set.
-
-    More than 20 classes are shown in groups of neighbours (accuracies averaged, images and
-    shares summed). Without a terminal the text has no escape codes.
+def print_summary(summary: dict[str, Any], *, file: TextIO | None = None) -> None:
+    """Print what one finished run learned, see `print_report`.
 
     Args:
         summary: the contents of `summary.json`.
-        compare: the summary of a second run on the same split.
+        file: where to print; default `sys.stdout`.
+    """
+    run = Run(Path(), printables(summary), [])
+    label = METHOD_TITLES.get(run.summary["method"], run.summary["method"])
+    print_report([Group(label, (run,))], file=file)
+
+
+def print_report(
+    groups: Sequence[Group], notes: Sequence[str] = (), *, file: TextIO | None = None
+) -> None:
+    """Print accuracies, the estimated class distribution of the unlabeled set, and the findings.
+
+    Up to 3 experiments stand beside each other, class by class: more than 20 classes in groups of
+    neighbours (accuracies averaged, images and shares summed). Of several seeds the mean is shown,
+    with the standard deviation. Without a terminal the text has no escape codes.
+
+    Args:
+        notes: what must be said before it.
         file: where to print; default `sys.stdout`.
     """
     out = sys.stdout if file is None else file
-    summary, compare = printables(summary), printables(compare)
-    summaries = [summary] if compare is None else [summary, compare]
-    labels = run_labels(summary, compare)
     width = shutil.get_terminal_size((100, 24)).columns
-    block, mark = _glyphs(out)
-    parts: list[RenderableType] = [
-        *map(_heading, summaries),
-        "",
-        _accuracy_table(summaries, labels),
-        "",
-        _class_table(summaries, labels),
-        "",
-        _distribution_table(summaries, labels, width, block, mark),
-    ]
-    if summary.get("pi_u_true"):
-        values = ", ".join(
-            f"{label} {_number(one.get('kl_pi_u'), 3)}"
-            for label, one in zip(labels, summaries, strict=True)
-        )
-        parts.append(
-            f"  {block} estimate, {mark} truth; KL(true || estimate) in nats: {values} "
-            f"(a uniform guess: {kl_of_uniform(summary['pi_u_true']):.3f})"
-        )
-    print(rendered(Group(*parts), out, width), file=out)
+    block, mark = glyphs(out)
+    parts: list[RenderableType] = [Text(f"note: {printable(note)}") for note in notes]
+    if len(groups) > _BESIDE:
+        parts += [_experiments_table(groups, width), ""]
+        unfinished = [run for group in groups for run in group.runs if run.state]
+        parts += [*map(heading, unfinished), *([""] if unfinished else [])]
+    else:
+        parts += [
+            *(heading(run) for group in groups for run in group.runs),
+            "",
+            _accuracy_table(groups),
+            "",
+            _class_table(groups),
+            "",
+            _distribution_table(groups, width, block, mark),
+        ]
+        if truth := groups[0].summary.get("pi_u_true"):
+            values = ", ".join(
+                f"{group.label} {spread_text(group.number('kl_pi_u'), 3)}" for group in groups
+            )
+            parts.append(
+                f"  {block} estimate, {mark} truth; KL(true || estimate) in nats: {values} "
+                f"(a uniform guess: {kl_of_uniform(truth):.3f})"
+            )
+        parts.append("")
+    parts += map(Text, finding_lines(groups))
+    text = rendered(Parts(*parts), out, width)
+    print(text if block == "\u2588" else text.replace("\u00b1", "+-"), file=out)
 
 
-def _heading(summary: dict[str, Any]) -> Text:
+def report_data(groups: Sequence[Group], notes: Sequence[str]) -> dict[str, Any]:
+    """What `print_report` shows, for programs; accuracies in percent, shares from 0 to 1."""
+
+    def number(group: Group, key: str) -> dict[str, float | None]:
+        mean, spread = group.number(key)
+        return {"mean": mean, "std": spread}
+
+    def vector(group: Group, key: str) -> dict[str, list[float | None]]:
+        mean, spread = group.vector(key)
+        return finite({"mean": mean.tolist(), "std": spread.tolist()})
+
+    numbers = (*ACCURACIES.values(), "kl_pi_u", "images_per_second")
+    return {
+        "notes": list(notes),
+        "class_names": groups[0].summary["class_names"],
+        "labeled_counts": groups[0].summary.get("labeled_counts"),
+        "pi_u_true": groups[0].summary.get("pi_u_true"),
+        "experiments": [
+            {
+                "label": group.label,
+                "name": group.summary["name"],
+                "method": group.summary["method"],
+                "runs": [
+                    {
+                        "path": str(run.path),
+                        "seed": run.summary["seed"],
+                        "state": run.state or "finished",
+                        "steps": run.summary["steps"],
+                    }
+                    for run in group.runs
+                ],
+                **{key: number(group, key) for key in numbers},
+                **{key: vector(group, key) for key in ("per_class", "pi_u")},
+                "finding": found.sentence if (found := finding(group.summary)) else None,
+                "warnings": list(found.warnings) if found else [],
+            }
+            for group in groups
+        ],
+    }
+
+
+def heading(run: Run) -> Text:
+    """One run in a line."""
+    summary = run.summary
     method = METHOD_TITLES.get(summary["method"], summary["method"])
     speed = summary.get("images_per_second")
     rate = f", {speed:,.0f} images/s" if speed is not None else ""
     seconds = summary.get("seconds")
-    time = f" in {_duration(seconds)}" if seconds is not None else ""
+    time = f" in {duration(seconds)}" if seconds is not None else ""
     title = (f"{summary['name']}: {method}", "bold")
-    return Text.assemble(title, f", seed {summary['seed']}, {summary['steps']:,} steps{time}{rate}")
+    progress = run.state or f"{summary['steps']:,} steps{time}{rate}"
+    return Text.assemble(title, f", seed {summary['seed']}, {progress}")
 
 
-def _accuracy_table(summaries: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table:
-    table = plain_table("test accuracy, %", *labels)
-    for title, key in _ACCURACIES.items():
-        table.add_row(f"  {title}", *(_number(s.get(key), 1) for s in summaries))
+def finding_lines(groups: Sequence[Group]) -> list[str]:
+    """What every group found, of its first seed; what all must be warned of comes last, once."""
+    findings = [finding(group.summary) for group in groups]
+    shared, lines = shared_warnings(findings), []
+    for group, found in zip(groups, findings, strict=True):
+        if found is None:
+            continue
+        seed = f", seed {group.summary['seed']}" if len(group.runs) > 1 else ""
+        who = f"{group.label}{seed}: " if len(groups) > 1 or seed else ""
+        lines.append(f"{who}{found.sentence}")
+        lines += [f"warning: {text}" for text in found.warnings if text not in shared]
+    return lines + [f"warning, of all: {text}" for text in shared]
+
+
+def _accuracy_table(groups: Sequence[Group]) -> Table:
+    table = plain_table("test accuracy, %", *(group.label for group in groups))
+    for title, key in ACCURACIES.items():
+        table.add_row(f"  {title}", *(spread_text(group.number(key), 1) for group in groups))
     return table
 
 
-def _class_table(summaries: Sequence[dict[str, Any]], labels: Sequence[str]) -> Table:
+def _experiments_table(groups: Sequence[Group], width: int) -> Table:
+    """One line per experiment; a narrow terminal gets fewer columns rather than cut numbers."""
+    columns = {"seeds": [str(len(group.runs)) for group in groups]}
+    room = width - _LEAST_NAME - 11
+    for title, key, digits in (
+        ("overall", "top1", 1),
+        ("KL", "kl_pi_u", 3),
+        ("few", "few", 1),
+        ("many", "many", 1),
+        ("medium", "medium", 1),
+    ):
+        values = [spread_text(group.number(key), digits) for group in groups]
+        room -= max(10, *map(len, values)) + 1
+        if room >= 0:
+            columns[title] = values
+    table = plain_table("experiment", *columns)
+    table.columns[0].min_width = _LEAST_NAME
+    for column, values in zip(table.columns[1:], columns.values(), strict=True):
+        column.min_width = max(9, *map(len, values))
+    for group, *values in zip(groups, *columns.values(), strict=True):
+        table.add_row(group.label, *values)
+    return table
+
+
+def _class_table(groups: Sequence[Group]) -> Table:
     """Accuracy of each class, or of each group of neighbours, beside its labeled images."""
-    table = plain_table("test accuracy, %", "labeled", *labels)
-    for title, group in _rows(summaries[0]):
-        values = (_number(_mean(summary["per_class"], group), 1) for summary in summaries)
-        table.add_row(title, _total(summaries[0]["labeled_counts"], group), *values)
+    summary = groups[0].summary
+    table = plain_table("test accuracy, %", "labeled", *(group.label for group in groups))
+    means = [group.vector("per_class") for group in groups]
+    for title, classes in _rows(summary):
+        values = []
+        for mean, spread in means:
+            known = [float(mean[k]) for k in classes if math.isfinite(mean[k])]
+            alone = float(spread[classes[0]]) if len(classes) == 1 else math.nan
+            middle = sum(known) / len(known) if known else None
+            values.append(spread_text((middle, alone if math.isfinite(alone) else None), 1))
+        table.add_row(title, _total(summary.get("labeled_counts"), classes), *values)
     return table
 
 
-def _distribution_table(
-    summaries: Sequence[dict[str, Any]], labels: Sequence[str], width: int, block: str, mark: str
-) -> Table:
-    """Shares of the classes in the unlabeled set: the truth, and every run's estimate as a bar."""
-    first, rows = summaries[0], _rows(summaries[0])
-    images = [_total(first.get("unlabeled_counts"), group) for _, group in rows]
+def _distribution_table(groups: Sequence[Group], width: int, block: str, mark: str) -> Table:
+    """Shares of the classes in the unlabeled set: the truth, and every estimate as a bar."""
+    first = groups[0].summary
+    rows = _rows(first)
+    images = [_total(first.get("unlabeled_counts"), classes) for _, classes in rows]
     true = first.get("pi_u_true")
-    truths = [_sum(true, group) for _, group in rows] if true else []
-    shares = [[_sum(summary["pi_u"], group) for summary in summaries] for _, group in rows]
-    top = max(truths + [share for row in shares for share in row]) or 1.0
-    space = (width - 32 - max(9, *map(len, images))) // len(summaries) - 11
+    truths = [_sum(true, classes) for _, classes in rows] if true else []
+    means = [group.vector("pi_u")[0] for group in groups]
+    shares = [[_sum(mean, classes) for mean in means] for _, classes in rows]
+    top = max(truths + [s for row in shares for s in row if math.isfinite(s)], default=0.0) or 1.0
+    space = (width - 32 - max(9, *map(len, images))) // len(groups) - 11
     bar_width = max(_MIN_BAR, min(_MAX_BAR, space))
     table = plain_table("unlabeled set", "images", "true")
-    for label in labels:
-        table.add_column(Text(f"{label} estimate", style="bold"), no_wrap=True)
+    for group in groups:
+        table.add_column(Text(f"{group.label} estimate", style="bold"), no_wrap=True)
     for row, (title, _) in enumerate(rows):
         truth = truths[row] if truths else None
         bars = (
-            f"{_percent(share):>9} {_bar(share, truth, top, bar_width, block, mark)}"
+            f"{_percent(share):>9} {bar(share, truth, top, bar_width, block, mark)}"
+            if math.isfinite(share)
+            else f"{'-':>9}"
             for share in shares[row]
         )
         table.add_row(title, images[row], _percent(truth), *bars)
     return table
 
 
-def _bar(share: float, truth: float | None, top: float, width: int, block: str, mark: str) -> str:
+def bar(share: float, truth: float | None, top: float, width: int, block: str, mark: str) -> str:
     cells = f"{block * round(share / top * width):<{width}}"
     at = min(width - 1, max(0, round((truth or 0.0) / top * width) - 1))
     return cells if truth is None else cells[:at] + mark + cells[at + 1 :]
@@ -143,39 +261,41 @@ def _groups(num_classes: int) -> list[range]:
 def _group_title(group: range, names: Sequence[str]) -> str:
     if len(group) > 1:
         return f"{group[0]}-{group[-1]}"
-    name = names[group[0]]
-    return name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 2]}.."
+    return _short(names[group[0]], _MAX_NAME)
+
+
+def _short(name: str, limit: int) -> str:
+    return name if len(name) <= limit else f"{name[: limit - 2]}.."
 
 
 def _total(counts: Sequence[int] | None, group: range) -> str:
     return "-" if counts is None else f"{sum(counts[k] for k in group):,}"
 
 
-def _mean(values: Sequence[float | None] | None, group: range) -> float | None:
-    known = [value for k in group if values and (value := values[k]) is not None]
-    return sum(known) / len(known) if known else None
+def _sum(values: Sequence[float] | np.ndarray, group: range) -> float:
+    return float(sum(values[k] for k in group))
 
 
-def _sum(values: Sequence[float], group: range) -> float:
-    return sum(values[k] for k in group)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+def spread_text(value: tuple[float | None, float | None], digits: int) -> str:
+    """Mean and standard deviation, `-` where there is nothing."""
+    mean, spread = value
+    if mean is None:
+        return "-"
+    return f"{mean:,.{digits}f}" + ("" if spread is None else f" \u00b1 {spread:,.{digits}f}")
 
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _glyphs(out: TextIO) -> tuple[str, str]:
+def glyphs(out: TextIO) -> tuple[str, str]:
     """Block and mark in the encoding of the output."""
     unicode = (out.encoding or "utf-8").lower().startswith("utf")
     return ("\u2588", "\u2502") if unicode else ("#", "|")

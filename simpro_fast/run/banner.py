@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 
@@ -80,7 +81,7 @@ def announce(
 
 
 def announce_dry_run(
-    averages: dict[str, float | None], first: float, seconds: float, steps: int, tests: int
+    averages: dict[str, Any], first: float, seconds: float, steps: int, tests: int
 ) -> None:
     """What some steps gave and took; nothing was written.
 
@@ -89,7 +90,7 @@ def announce_dry_run(
         first: seconds that it took. seconds: of a later step.
         steps: of the whole run. tests: evaluations in it, which are not timed.
     """
-    shown = ", ".join(f"{k} {v:.4f}" for k, v in averages.items() if v is not None)
+    shown = ", ".join(f"{k} {v:.4f}" for k, v in averages.items() if isinstance(v, float))
     logger.info("dry run, first step: %s; nothing was written", shown)
     besides = f", besides {tests} evaluation(s)" if tests else ""
     logger.info(

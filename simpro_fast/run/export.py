@@ -19,9 +19,13 @@ from simpro_fast.data.splits.split import Split
 from simpro_fast.evaluation import Evaluation, many_medium_few
 from simpro_fast.inference.model_card import CARD, model_card
 from simpro_fast.inference.model_file import DESCRIPTION, WEIGHTS, ModelFile, shares
-from simpro_fast.report.figures import ViewsFigure, write_report
+from simpro_fast.report import write_report
+from simpro_fast.report.groups import group_runs
+from simpro_fast.report.pictures import FOLDER, ViewsFigure, save_mistakes, save_views
+from simpro_fast.report.runs import load_run
 from simpro_fast.report.terminal import print_summary
 from simpro_fast.run.directory import RunDirectory
+from simpro_fast.run.pictures import confident_mistakes
 from simpro_fast.utils.atomic_write import replacing, write_atomically, write_json
 from simpro_fast.utils.machine import machine_name
 from simpro_fast.utils.provenance import library_versions
@@ -94,13 +98,20 @@ def write_results(
     file = export_model(run, trained, weights)
     write_atomically(run.path / CARD, model_card(file, summary, trained.dataset.name))
     print_summary(summary)
-    figures = [] if views is None else write_report(run.path, views, summary=summary)
-    for path in figures:
-        logger.info("figure %s", path)
+    written: list[Path] = []
+    if views is not None:
+        folder = run.path / FOLDER
+        save_views(views, folder)
+        if trained.evaluation is not None:
+            mistakes = confident_mistakes(trained.evaluation, trained.dataset, trained.split)
+            save_mistakes(mistakes, folder)
+        written = write_report(group_runs([load_run(run.path, summary)]), folder)
+    for path in written:
+        logger.info("report %s", path)
     if finished:  # last, since the presence of the file says so
         write_json(run.summary, summary)
         logger.info("summary %s", run.summary)
-    return figures
+    return [path for path in written if path.suffix == ".png"]
 
 
 def summarise(trained: TrainedRun) -> dict[str, Any]:

@@ -95,10 +95,13 @@ def read_live(run_dir: Path) -> LiveRun:
     if (run_dir / "split.json").is_file():
         split = printables(read_json(run_dir / "split.json"))
     ranks = _ranks(run_dir / BEATS)
-    state, message = _state(run, config, ranks)
+    end = _end(run_dir)
+    state, message = _state(run, config, ranks, end)
     steps = [row["step"] for row in rows[-1:]]
     if state in (RUNNING, STALE):
         steps += [one.beat.step for one in ranks]
+    elif state in (FAILED, PREEMPTED, INTERRUPTED):
+        steps += [step for step in [(end or {}).get("step")] if isinstance(step, int)]
     return LiveRun(
         path=run_dir,
         config=config,
@@ -126,7 +129,9 @@ def _ranks(folder: Path) -> list[RankLife]:
     return found
 
 
-def _state(run: RunDirectory, config: Config, ranks: list[RankLife]) -> tuple[str, str]:
+def _state(
+    run: RunDirectory, config: Config, ranks: list[RankLife], end: dict[str, Any] | None
+) -> tuple[str, str]:
     summary = run.read_summary()
     if summary is not None and summary["steps"] >= config.train.steps:
         return FINISHED, ""
@@ -135,7 +140,6 @@ def _state(run: RunDirectory, config: Config, ranks: list[RankLife]) -> tuple[st
         return RUNNING, f"rank(s) {', '.join(gone)} without a sign of life" if gone else ""
     if _holder_runs(run.path):
         return STARTING, ""
-    end = _end(run.path)
     if end is not None:
         kind = end.get("kind")
         return (str(kind) if kind in (PREEMPTED, INTERRUPTED) else FAILED), str(end.get("message"))

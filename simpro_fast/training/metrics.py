@@ -30,26 +30,45 @@ class Meter:
     The truth serves this diagnostic only; training never sees it.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, num_classes: int) -> None:
         # four sums of _SUMS, kept rows with known truth, of these the right ones, steps
         self.sums = torch.zeros(len(_SUMS) + 3, dtype=torch.float64, device=device)
+        # per pseudo-label: all rows, kept ones, of these those with known truth, the right ones
+        self.class_sums = torch.zeros(4 * num_classes, dtype=torch.float64, device=device)
 
     @torch.no_grad()
     def add(self, out: MethodOutput, truth: Tensor) -> None:
         known = out.mask & (truth >= 0)
+        right = known & (out.pseudo_labels == truth)
         values = [getattr(out, name) for name in _SUMS]
-        values += [known.sum(), (known & (out.pseudo_labels == truth)).sum()]
+        values += [known.sum(), right.sum()]
         self.sums += torch.stack([v.to(torch.float64) for v in values] + [self.sums.new_ones(())])
+        rows = torch.stack([torch.ones_like(known), out.mask, known, right])
+        self.class_sums.view(len(rows), -1).index_add_(1, out.pseudo_labels, rows.double())
 
-    def finish(self, ranks: Ranks) -> dict[str, float | None]:
-        """Averages over all ranks and steps since the last call; clears the sums."""
+    def finish(self, ranks: Ranks) -> dict[str, Any]:
+        """Averages over all ranks and steps since the last call; clears the sums.
+
+        `mask_rate_per_class` is the share (0 to 1) of the images with each pseudo-label that passes
+        the threshold, `pseudo_label_accuracy_per_class` the percentage of those kept whose
+        pseudo-label is right, their precision; both [K], None for a class without such images.
+        """
         *sums, known, right, steps = ranks.sum(self.sums.clone()).tolist()
+        rows = ranks.sum(self.class_sums.clone()).view(4, -1).tolist()
         self.sums.zero_()
-        averages: dict[str, float | None] = {
+        self.class_sums.zero_()
+        averages: dict[str, Any] = {
             name: value / steps if steps else None for name, value in zip(_SUMS, sums, strict=True)
         }
         averages["pseudo_label_accuracy"] = 100.0 * right / known if known else None
+        averages["mask_rate_per_class"] = _ratios(rows[1], rows[0], 1.0)
+        averages["pseudo_label_accuracy_per_class"] = _ratios(rows[3], rows[2], 100.0)
         return averages
+
+
+def _ratios(parts: list[float], wholes: list[float], scale: float) -> list[float | None]:
+    pairs = zip(parts, wholes, strict=True)
+    return [scale * part / whole if whole else None for part, whole in pairs]
 
 
 class ThresholdWatch:

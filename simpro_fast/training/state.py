@@ -29,9 +29,12 @@ def gather_counts(counts: Sequence[Tensor], ranks: Ranks) -> Tensor:
 def scatter_counts(saved: Tensor, counts: Sequence[Tensor], ranks: Ranks) -> None:
     """Restore what `gather_counts` returned, from any number of ranks.
 
-    Each rank goes on with its own counts; among another number of ranks, rank 0 with all.
+    Each rank goes on with its own counts; among another number of ranks, rank 0 with all. Early
+    versions did not have the last of them: it begins anew.
     """
     rows = saved.to(ranks.device)
     mine = rows[ranks.rank] if len(rows) == ranks.world_size else rows.sum(0) * ranks.is_main
+    if len(mine) == sum(count.numel() for count in counts[:-1]):
+        mine = torch.cat([mine, torch.zeros_like(counts[-1]).flatten()])
     for target, part in zip(counts, mine.split([c.numel() for c in counts]), strict=True):
         target.copy_(part.view_as(target))

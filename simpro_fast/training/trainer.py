@@ -46,8 +46,8 @@ from simpro_fast.run.export import (
 from simpro_fast.run.loggers.base import Loggers
 from simpro_fast.run.loggers.build import start_loggers
 from simpro_fast.run.notebook_table import build_progress
+from simpro_fast.run.pictures import views_figure
 from simpro_fast.run.resume import agreed_fingerprint, find_state, load_state
-from simpro_fast.run.views_figure import views_figure
 from simpro_fast.training.build import (
     build_loader_for,
     build_method_for,
@@ -345,7 +345,7 @@ class Trainer:
         )
         self.step_graph = build_step_graph(config, ranks, self.learn)
         self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
-        self.meter = Meter(ranks.device)
+        self.meter = Meter(ranks.device, self.dataset.num_classes)
         self.threshold_watch = ThresholdWatch(config.method.threshold)
 
     def _start_run(self, checkpoint: Path | None) -> None:
@@ -443,7 +443,7 @@ class Trainer:
     def _counts(self) -> list[Tensor]:
         """What this rank has counted since the last update of the priors, float64 vectors."""
         counts = (getattr(self.method, name) for name in self.method.rank_counts)
-        return [*counts, self.meter.sums]
+        return [*counts, self.meter.sums, self.meter.class_sums]
 
     def save(self) -> int | None:
         """Checkpoint of this step. Every rank calls it, since rank-local state is gathered.

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from simpro_fast.config import Config, flatten, load_config
-from simpro_fast.config.load import shipped_configs
+from simpro_fast.config.find import shipped_configs
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.class_counts import long_tailed_counts, unlabeled_counts

@@ -1,79 +1,37 @@
-"""The terminal table and the figures, from small run directories."""
+"""Reading runs, groups of seeds, and the terminal table."""
 
 from __future__ import annotations
 
-import builtins
 import io
 import json
+import os
 import re
-from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
-from simpro_fast.cli.report import main
+from simpro_fast.cli.report import main, with_state
 from simpro_fast.errors import UserError
-from simpro_fast.report import ViewsFigure, print_summary, write_report
-from simpro_fast.report.runs import kl_of_uniform, load_run, read_metrics, run_labels
+from simpro_fast.fault_tolerance.watchdog import ENDED
+from simpro_fast.report import print_report
+from simpro_fast.report.groups import Group, group_runs, run_labels
+from simpro_fast.report.runs import Run, find_runs, kl_of_uniform, load_run, read_metrics
+from simpro_fast.run.lock import lock_path
+from simpro_fast.utils.file_lock import locked
+from simpro_fast.utils.machine import host_name
+from tests.report.made_runs import make_run
+from tests.report.small_runs import groups_of, make_summary, write_run
 
 
-def make_summary(num_classes: int = 4, method: str = "simpro", **values: Any) -> dict[str, Any]:
-    counts = np.array([100 * 2**k for k in range(num_classes)], dtype=object)
-    truth = [float(c / counts.sum()) for c in counts]
-    estimate = truth[::-1] if method == "fixmatch" else truth
-    summary = {
-        "name": "toy_lt/reversed",
-        "seed": 1,
-        "method": method,
-        "steps": 1200,
-        "top1": 81.25,
-        "top1_class_mean": 80.5,
-        "top1_mean_last20": 79.0,
-        "top1_best": 82.0,
-        "per_class": [90.0 - k for k in range(num_classes)],
-        "class_names": [f"name{k}" for k in range(num_classes)],
-        "many": 88.0,
-        "medium": 77.5,
-        "few": None,
-        "kl_pi_u": 0.0625,
-        "pi_u": estimate,
-        "pi_u_true": truth,
-        "labeled_counts": [150 - k for k in range(num_classes)],
-        "unlabeled_counts": [int(c) for c in counts],
-        "seconds": 51.4,
-        "images_per_second": 6400.3,
-        "commit": "0123456",
-        "machine": "2 cores",
-    }
-    return summary | values
+def printed(*summaries: dict[str, Any]) -> str:
+    return printed_groups(groups_of(*summaries))
 
 
-def write_run(path: Path, summary: dict[str, Any], periods: int = 6, **row: Any) -> Path:
-    path.mkdir(parents=True)
-    (path / "summary.json").write_text(json.dumps(summary))
-    rows = [
-        {
-            "step": 200 * (i + 1),
-            "period": i + 1,
-            "mask_rate": 0.1 * i,
-            "pseudo_label_accuracy": 90.0 - i,
-            "kl_pi_u": 1.0 / (i + 1),
-            "top1": 50.0 + i if i % 2 else None,
-        }
-        | row
-        for i in range(periods)
-    ]
-    (path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return path
-
-
-def printed(*args: Any, **kwargs: Any) -> str:
+def printed_groups(groups: list[Group]) -> str:
     out = io.StringIO()
-    print_summary(*args, **kwargs, file=out)
+    print_report(groups, file=out)
     return out.getvalue()
 
 
@@ -99,7 +57,8 @@ def test_accuracies_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bars(text: str) -> dict[str, str]:
-    lines = text[text.index("unlabeled set") :].splitlines()[1:-1]
+    table, _, _ = text[text.index("unlabeled set") :].partition("\n  \u2588 estimate")
+    lines = table.splitlines()[1:]
     return {line.split()[0]: line.rpartition("% ")[2] for line in lines}
 
 
@@ -119,7 +78,7 @@ def test_bars_show_estimate_and_truth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_two_runs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "110")
-    text = printed(make_summary(), compare=make_summary(method="fixmatch", top1=60.0))
+    text = printed(make_summary(), make_summary(method="fixmatch", top1=60.0))
     assert row_of(text, "overall").split() == ["overall", "81.2", "60.0"]
     assert row_of(text, "name1").split() == ["name1", "149", "89.0", "89.0"]
     assert "SimPro 0.062, FixMatch 0.062" in text
@@ -156,13 +115,13 @@ class Terminal(io.StringIO):
 def test_escape_codes_and_glyphs_follow_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     out = Terminal()
-    print_summary(make_summary(), file=out)
+    print_report(groups_of(make_summary()), file=out)
     assert "\033[1m" in out.getvalue()
     assert "####" in out.getvalue()
     out.getvalue().encode("ascii")
     monkeypatch.setenv("NO_COLOR", "1")
     plain = Terminal()
-    print_summary(make_summary(), file=plain)
+    print_report(groups_of(make_summary()), file=plain)
     assert "\033" not in plain.getvalue()
     strip = re.compile(r"\033\[\d*m")
     assert strip.sub("", out.getvalue()) == plain.getvalue()
@@ -173,11 +132,16 @@ def test_escape_codes_and_glyphs_follow_the_output(monkeypatch: pytest.MonkeyPat
 
 def test_labels_tell_runs_apart() -> None:
     first = make_summary()
-    assert run_labels(first, None) == ["SimPro"]
-    assert run_labels(first, make_summary(method="fixmatch")) == ["SimPro", "FixMatch"]
-    assert run_labels(first, make_summary(name="other")) == ["toy_lt/reversed", "other"]
-    assert run_labels(first, make_summary(seed=2))[1] == "toy_lt/reversed seed 2"
-    assert len(set(run_labels(first, make_summary()))) == 2
+
+    def labels(*summaries: dict[str, Any]) -> list[str]:
+        return run_labels([Run(Path(), summary, []) for summary in summaries])
+
+    assert labels(first) == ["SimPro"]
+    assert labels(first, make_summary(method="fixmatch")) == ["SimPro", "FixMatch"]
+    assert labels(first, make_summary(name="other")) == ["toy_lt/reversed", "other"]
+    assert labels(first, make_summary(name="toy_lt/uniform")) == ["reversed", "uniform"]
+    assert labels(first, make_summary(seed=2))[1] == "toy_lt/reversed seed 2"
+    assert len(set(labels(first, make_summary()))) == 2
 
 
 def test_kl_of_uniform() -> None:
@@ -203,18 +167,18 @@ def test_series_leaves_out_null(tmp_path: Path) -> None:
     assert run.series("nothing")[0].shape == (0,)
 
 
-def test_what_is_no_finished_run_is_told_with_the_cure(
+def test_what_is_no_run_is_told_with_the_cure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seed = tmp_path / "toy_lt" / "reversed" / "seed1"
     seed.mkdir(parents=True)
-    (seed / "config.yaml").touch()
+    (tmp_path / "file").touch()
     for arguments, code, told in (
         ([], 2, "no run directory; for example"),
         ([str(tmp_path / "nowhere")], 1, "nowhere: no such folder"),
-        ([str(seed.parent)], 1, f"take one of {seed}"),
-        ([str(tmp_path)], 1, f"take one of {seed}"),
-        ([str(seed)], 1, "not finished; start its training command again"),
+        ([str(tmp_path / "file")], 1, "file: not a folder"),
+        ([str(tmp_path)], 1, "neither a run (it has no summary.json and no config.yaml) nor"),
+        ([str(tmp_path), "--forse"], 2, "did you mean --force?"),
     ):
         assert main(arguments) == code
         shown = capsys.readouterr().err
@@ -222,162 +186,147 @@ def test_what_is_no_finished_run_is_told_with_the_cure(
         assert told in shown
 
 
-def test_unfinished_and_damaged_runs(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="neither summary"):
-        write_report(tmp_path)
+def test_damaged_runs(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="neither a run"):
+        load_run(tmp_path)
     (tmp_path / "summary.json").write_text("{")
     with pytest.raises(UserError, match=r"summary\.json is damaged"):
-        write_report(tmp_path)
+        load_run(tmp_path)
     for text in ("{}", "[]", '{"steps": 3}'):
         (tmp_path / "summary.json").write_text(text)
         with pytest.raises(UserError, match=r"summary\.json is damaged .*missing"):
-            write_report(tmp_path)
+            load_run(tmp_path)
+    (tmp_path / "summary.json").write_text(json.dumps(make_summary(4, pi_u=[0.5, 0.5])))
+    with pytest.raises(UserError, match=r"damaged \(pi_u is not a list of 4 numbers"):
+        load_run(tmp_path)
     (tmp_path / "summary.json").write_text(json.dumps(make_summary(4)))
     with pytest.raises(UserError, match=r"metrics\.jsonl: no such file"):
-        write_report(tmp_path)
+        load_run(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "top1": "many"}')
+    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged \(top1 is not always"):
+        load_run(tmp_path).series("top1")
 
 
-# Figures
+def test_seeds_are_one_group_with_mean_and_deviation(tmp_path: Path) -> None:
+    for seed, level in ((3, 0.0), (1, 2.0), (2, 4.0)):
+        rows = {"top1": 50.0 + level, "mask_rate_per_class": [level, None, 1.0, None]}
+        values = {"seed": seed, "top1": 80.0 + level, "per_class": [level, None, 50.0, level]}
+        write_run(tmp_path / f"a/seed{seed}", make_summary(**values), 3 + seed, **rows)
+    (group,) = group_runs([load_run(path) for path in find_runs([tmp_path])])
+    assert [run.summary["seed"] for run in group.runs] == [1, 2, 3]
+    assert group.number("top1") == (82.0, 2.0)
+    assert group.number("few") == (None, None)
+    mean, spread = group.vector("per_class")
+    np.testing.assert_allclose(mean, [2, np.nan, 50, 2])
+    np.testing.assert_allclose(spread, [2, np.nan, 0, 2])
+    # Seeds 1, 2 and 3 have 4, 5 and 6 rows: the last is that of one seed alone.
+    steps, mean, spread = group.series("top1")
+    assert steps.tolist() == [200, 400, 600, 800, 1000, 1200]
+    np.testing.assert_allclose(mean, [52, 52, 52, 52, 52, 50])
+    np.testing.assert_allclose(spread, [2, 2, 2, 2, 8**0.5, np.nan])
+    assert group.series("mask_rate_per_class")[1].shape == (6, 4)
+    text = printed(*(run.summary for run in group.runs))
+    assert row_of(text, "overall").endswith("82.0 \u00b1 2.0")
 
 
-def make_views(count: int = 3, num_strong: int = 2) -> ViewsFigure:
-    rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
-    return ViewsFigure(
-        original=images,
-        weak=images,
-        strong=np.stack([images] * num_strong, axis=1),
-        titles=[f"name{k}" for k in range(count)],
-        captions=[["rotate 3, solarize 200"] * num_strong] * count,
-    )
+def test_a_seed_twice_is_two_experiments(tmp_path: Path) -> None:
+    for folder in ("runs", "other"):
+        for seed in (1, 2):
+            write_run(tmp_path / folder / f"x/seed{seed}", make_summary(seed=seed))
+    groups = group_runs([load_run(path) for path in find_runs([tmp_path])])
+    assert [[run.path.parts[-3] for run in g.runs] for g in groups] == [["other"] * 2, ["runs"] * 2]
+    assert len({group.label for group in groups}) == 2
 
 
-@pytest.mark.filterwarnings("error")  # matplotlib warns where a layout does not fit
-@pytest.mark.parametrize("num_classes", [4, 40])
-def test_all_figures_are_written(tmp_path: Path, num_classes: int) -> None:
-    run = write_run(tmp_path / "a", make_summary(num_classes))
-    other = write_run(tmp_path / "b", make_summary(num_classes, "fixmatch"))
-    own = write_report(run)
-    before = [path.read_bytes() for path in own]
-    paths = write_report(run, make_views(), other)
-    assert [path.read_bytes() for path in own] == before, "a run's own figures stay"
-    assert [path.name for path in paths] == [
-        *("prior.png", "kl.png", "accuracy.png", "pseudo_labels.png", "per_class.png", "views.png")
-    ]
-    for path in paths:
-        assert path.parent == run / "report/compare"
-        content = path.read_bytes()
-        assert content.startswith(b"\x89PNG\r\n\x1a\n")
-        width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
-        assert 500 <= width <= 2000 and 400 <= height <= 1500
+def test_many_experiments_have_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    summaries = [make_summary(name=f"toy_lt/tau_{k}", top1=80.0 - k) for k in range(10)]
+    summaries.append(make_summary(name="toy_lt/tau_0", seed=2, top1=70.0))
+    for width, shown in ((100, True), (64, False)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        text = printed(*summaries)
+        assert row_of(text, "tau_0").split()[:5] == ["tau_0", "2", "75.0", "\u00b1", "7.1"]
+        assert row_of(text, "tau_9").split()[:3] == ["tau_9", "1", "71.0"]
+        assert ("medium" in text.splitlines()[0]) == shown
+        assert max(map(len, text.splitlines())) <= width and "\u2026" not in text
 
 
-def test_what_is_unknown_is_not_drawn(tmp_path: Path) -> None:
-    summary = make_summary(per_class=[None] * 4, top1=None, pi_u_true=None, kl_pi_u=None)
-    run = write_run(tmp_path / "a", summary, top1=None, kl_pi_u=None, pseudo_label_accuracy=None)
-    assert [path.name for path in write_report(run)] == ["prior.png", "pseudo_labels.png"]
-
-
-Draw = Callable[..., "dict[str, Figure]"]
-
-
-@pytest.fixture
-def draw(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Draw:
-    """What `write_report` saves of runs with these summaries: figures by the names of files."""
-    drawn: dict[str, Figure] = {}
-
-    def keep(figure: Figure, file: IO[bytes], **options: Any) -> None:
-        figure.draw_without_rendering()
-        # The temporary file of prior.png is .prior.png.<random>.tmp.
-        drawn[".".join(Path(file.name).name.split(".")[1:3])] = figure
-
-    def run(*summaries: dict[str, Any], **row: Any) -> dict[str, Figure]:
-        monkeypatch.setattr(Figure, "savefig", keep)
-        first, *other = [
-            write_run(tmp_path_factory.mktemp("run") / "seed1", summary, **row)
-            for summary in summaries
-        ]
-        write_report(first, None, *other)
-        return drawn
-
-    return run
-
-
-def two_summaries(num_classes: int = 4, **values: Any) -> list[dict[str, Any]]:
-    return [make_summary(num_classes, method, **values) for method in ("simpro", "fixmatch")]
-
-
-def test_no_empty_axes_where_the_truth_is_unknown(draw: Draw) -> None:
-    assert len(draw(make_summary())["pseudo_labels.png"].axes) == 2
-    unknown = draw(make_summary(name="other"), pseudo_label_accuracy=None)
-    assert len(unknown["pseudo_labels.png"].axes) == 1
-
-
-def test_no_legend_lies_on_equal_bars(draw: Draw) -> None:
-    figure = draw(make_summary(4, pi_u=[0.25] * 4, pi_u_true=None))["prior.png"]
-    (legend,) = figure.legends
-    assert legend.get_window_extent().y1 <= figure.axes[0].get_window_extent().y0
-
-
-def test_bars_have_the_heights_of_the_summary(draw: Draw) -> None:
-    ours, other = two_summaries()
-    figures = draw(ours, other)
-    bars = figures["prior.png"].axes[0].containers
-    shares = [[bar.get_height() for bar in group] for group in bars]
-    expected = np.array([ours["pi_u_true"], ours["pi_u"], other["pi_u"]])
-    assert shares == pytest.approx(expected * 100)
-    bars = figures["per_class.png"].axes[0].containers
-    assert [bar.get_height() for bar in bars[1]] == other["per_class"]
-
-
-def test_lines_have_the_values_of_the_metrics(draw: Draw) -> None:
-    figures = draw(*two_summaries())
-    axes = figures["kl.png"].axes[0]
-    assert axes.lines[0].get_xdata().tolist() == [200, 400, 600, 800, 1000, 1200]
-    assert axes.lines[0].get_ydata().tolist() == pytest.approx([1 / n for n in range(1, 7)])
-    assert axes.get_ylim()[1] >= 1.0, "the largest value must be inside the picture"
-    kept, right = figures["pseudo_labels.png"].axes
-    assert right.lines[0].get_ydata().tolist() == [90.0, 89.0, 88.0, 87.0, 86.0, 85.0]
-    assert kept.lines[1].get_ydata().tolist() == pytest.approx([0, 10, 20, 30, 40, 50])
-    (tested,) = {tuple(line.get_ydata()) for line in figures["accuracy.png"].axes[0].lines}
-    assert tested == (51.0, 53.0, 55.0)
-
-
-LONG = [f"rather long class name {k}" for k in range(25)]
-
-
-@pytest.mark.parametrize("names", [None, LONG], ids=["100 classes", "25 long names"])
-@pytest.mark.parametrize("file", ["prior.png", "per_class.png"])
-def test_class_labels_do_not_overlap(draw: Draw, names: list[str] | None, file: str) -> None:
-    values = {} if names is None else {"class_names": names}
-    figure = draw(*two_summaries(100 if names is None else len(names), **values))[file]
-    labels = [label for label in figure.axes[0].get_xticklabels() if label.get_text()]
-    assert len(labels) >= 10
-    slanted = labels[0].get_rotation() != 0
-    boxes = [label.get_window_extent() for label in labels]
-    for left, right in pairwise(boxes):
-        # Slanted labels end at their tick, so it is enough that the ends keep a line's distance.
-        gap = right.x1 - left.x1 if slanted else right.x0 - left.x1
-        assert gap > (15 if slanted else 2)
-
-
-def test_ends_of_equal_lines_are_both_readable(draw: Draw) -> None:
-    figure = draw(*two_summaries())["accuracy.png"]
-    first, second = (text.get_window_extent() for text in figure.axes[0].texts)
-    assert first.y1 <= second.y0 + 4 or second.y1 <= first.y0 + 4
-
-
-def test_missing_matplotlib_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_other_splits_are_refused_by_what_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real_import = builtins.__import__
+    first = make_run(tmp_path / "a/seed1", name="a")
+    fewer = make_run(tmp_path / "b/seed1", name="b", labeled_max=60)
+    renamed = make_run(tmp_path / "c/seed1", name="c", class_names=list("abcdefghij"))
+    same = make_run(tmp_path / "d/seed1", name="d")
+    arguments = [str(first), str(fewer), "--json"]
+    assert main(arguments) == 1
+    told = capsys.readouterr().err
+    for part in (str(fewer), "labeled images: ", "data.labeled_max=60 instead of 150", "--force"):
+        assert part in told
+    assert main([*arguments, "--force"]) == 0
+    assert str(fewer) in json.loads(capsys.readouterr().out)["notes"][0]
+    assert main([str(first), str(renamed), "--force"]) == 1
+    assert "other classes" in capsys.readouterr().err
+    make_run(tmp_path / "e/seed2", name="e", seed=2)
+    assert main([str(first), str(same), str(tmp_path / "e"), "--json"]) == 0
+    split = json.loads((same / "split.json").read_text())
+    (same / "split.json").write_text(json.dumps({**split, "hash": "f" * 64}))
+    capsys.readouterr()
+    assert main([str(first), str(same), "--json"]) == 1
+    assert "the same seed chose other images" in capsys.readouterr().err
 
-    def no_matplotlib(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.split(".")[0] == "matplotlib":
-            raise ImportError(name)
-        return real_import(name, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", no_matplotlib)
-    with pytest.raises(UserError, match=r"pip install -e '\.\[report\]'") as caught:
-        write_report(write_run(tmp_path / "a", make_summary()))
-    assert "log.figures" not in str(caught.value), "report.py has no such key"
+def test_seeds_of_other_settings_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path / "x/seed1")
+    make_run(tmp_path / "x/seed2", seed=2)
+    tree = json.loads((tmp_path / "x/seed2/config.yaml").read_text())
+    tree["method"]["tau"] = 2.0
+    (tmp_path / "x/seed2/config.yaml").write_text(json.dumps(tree))
+    assert main([str(tmp_path), "--json"]) == 0
+    (note,) = json.loads(capsys.readouterr().out)["notes"]
+    assert "differ in more than the seed: method.tau (1.0, 2.0)" in note
+
+
+def test_every_way_of_naming_runs_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, the last --compare won."""
+    paths = [str(make_run(tmp_path / name / "seed1", name=name)) for name in "abcd"]
+    make_run(tmp_path / "smoke/e/seed1", name="smoke/e")
+    for arguments in (
+        [paths[0], *(word for path in paths[1:] for word in ("--compare", path))],
+        paths,
+        [str(tmp_path)],
+        [str(tmp_path), paths[2]],
+    ):
+        assert main([*arguments, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert [one["name"] for one in told["experiments"]] == list("abcd")
+    summary = json.loads((Path(paths[1]) / "summary.json").read_text())
+    shown = told["experiments"][1]
+    assert shown["top1"] == {"mean": summary["top1"], "std": None}
+    assert shown["pi_u"]["mean"] == summary["pi_u"]
+    assert shown["runs"] == [{"path": paths[1], "seed": 1, "state": "finished", "steps": 600}]
+
+
+def test_unfinished_runs_are_shown_with_what_there_is(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "x/seed1", finished=False)
+    run = load_run(path)
+    last = run.metrics[-1]
+    assert run.state == "not finished, step 600 of 1,200"
+    assert run.summary["pi_u"] == last["pi_u"] and run.summary["top1"] == last["top1"]
+    assert run.summary["steps"] == 600 and len(run.summary["class_names"]) == 10
+    assert with_state(run).state.startswith("stopped, step 600 of 1,200: no process trains here")
+    with locked(lock_path(path), ""):
+        lock_path(path).write_text(f"process {os.getpid()} on {host_name()}\n")
+        assert with_state(run).state == "starting, step 600 of 1,200"
+    for kind, message in (("preempted", "asked to stop"), ("failed", "disk full")):
+        (path / ENDED).write_text(json.dumps({"kind": kind, "message": message}))
+        assert with_state(run).state == f"{kind}, step 600 of 1,200: {message}"
+    (path / "config.yaml").write_text(json.dumps({**run.config, "of_an_older_version": 1}))
+    assert with_state(load_run(path)).state == run.state
+    (path / "metrics.jsonl").unlink()
+    empty = load_run(path)
+    assert empty.summary["pi_u"] is None
+    assert "not finished, step 0" in printed_groups(group_runs([empty]))

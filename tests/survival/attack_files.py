@@ -36,6 +36,7 @@ from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.listed import listed_split
 from simpro_fast.models.pretrained import load_pretrained
 from simpro_fast.report import print_summary, write_report
+from simpro_fast.report.groups import group_runs
 from simpro_fast.report.runs import load_run
 from simpro_fast.run.checkpoint import find_checkpoint
 from simpro_fast.utils.logs import log_to_terminal
@@ -299,8 +300,8 @@ def what_is_logged_and_reported(folder: Path) -> Iterator[Attempt]:
     yield Attempt("the table of a run", _wrong_lines(said.getvalue()))
     row = {"step": 1, "top1": 50.0, "mask_rate": 0.5, "kl_pi_u": 0.1}
     (folder / "metrics.jsonl").write_text(json.dumps(row))
-    written = write_report(folder, summary=summary)
-    yield Attempt("the figures of a run", None if len(written) == 5 else f"only {written}")
+    written = write_report(group_runs([load_run(folder, summary)]), folder / "report")
+    yield Attempt("the figures of a run", None if len(written) == 6 else f"only {written}")
 
 
 @trial("names with control characters")

@@ -42,6 +42,9 @@ class RunAgain:
         )
         return self._result
 
+    def forget(self) -> None:
+        self.calls["forget"] = self.calls.get("forget", 0) + 1
+
     def replay(self) -> None:
         self.calls["replay"] += 1
         done = self._function()

@@ -108,6 +108,8 @@ def test_metrics_have_every_documented_field(tiny: MakeConfig) -> None:
             assert math.isclose(sum(prior), 1, abs_tol=1e-9)
         assert {"lr", "period", "loss", "loss_labeled", "loss_unlabeled"} <= row.keys()
         assert "pseudo_label_accuracy" in row
+        for key in ("mask_rate_per_class", "pseudo_label_accuracy_per_class", "per_class"):
+            assert len(row[key]) == 10
     batch = config.data.batch_size
     assert [sum(row["labeled_draws"]) for row in found] == [5 * batch, 5 * batch, 2 * batch]
     per_class = [sum(counts) for counts in zip(*(r["labeled_draws"] for r in found), strict=True)]

@@ -21,6 +21,7 @@ from simpro_fast.data.datasets.base import ArrayDataset, Rows
 from simpro_fast.data.files.decode import (
     CHANGED,
     OK,
+    UNSUPPORTED,
     Facts,
     ImageSource,
     is_heif_name,
@@ -211,10 +212,11 @@ def with_sizes(manifest: Manifest, data: DataConfig) -> Manifest:
         ):
             refused.append(f"{row.image}: {facts.status}")
         else:
+            # What is of a kind that is not read says its cure; anything else was whole before.
+            restore = "" if facts.status.startswith(UNSUPPORTED) else "restore it, "
             skip = "" if row.sha256 else "set data.on_bad_image=skip, "
             raise UserError(
-                f"{row.image}: {facts.status}; restore it, {skip}or run launch/prepare.py "
-                "on the set"
+                f"{row.image}: {facts.status}; {restore}{skip}or run launch/prepare.py on the set"
             )
     for line in refused:
         logger.warning("left out: %s", line, extra=FOUND_BY_ALL)

@@ -161,7 +161,7 @@ class _Adding:
                 reason = None if kept else "is not in the list"
             elif item.label not in self._classes and not new_classes:
                 near = hint(item.label, self._classes)
-                reason = f"class {item.label!r} is unknown{near}; a new one needs --new-classes"
+                reason = f"class {item.label!r} is unknown (a new one needs --new-classes){near}"
             else:
                 reason = self._move(key, item.label, said.setdefault(key, item.label))
             if reason is not None:

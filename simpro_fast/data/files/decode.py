@@ -52,6 +52,7 @@ _ONLY_PACKED = (
 OK = "ok"
 UNREADABLE = "unreadable"
 CHANGED = "changed"
+UNSUPPORTED = "unsupported"
 REFUSED = "damaged: the decoder of training refuses it; save it anew"
 TOO_LARGE = "unsupported: more than"
 MEGAPIXELS = 179

@@ -41,7 +41,7 @@ def suggest_config(manifest: Manifest, path: Path, packed: Path | None, size: in
         f"# {len(labeled)} labeled images of {len(counts)} classes ({_spread(counts)} each), "
         f"{unlabeled} unlabeled ones;",
         f"# median of the shorter sides {shorter:g} px. A starting point, made by prepare.",
-        f"# Made for a GPU: on a CPU its {steps} steps can take days; how long is said by",
+        f"# Made for a GPU; how long its {steps} steps take on this machine is said by",
         "# simpro-fast train --config THIS_FILE --dry-run. To try it on a CPU, append to",
         f"# the command: {small} train.steps={min(steps, _CPU_STEPS)}",
         "# which is a run of its own name, and does not stand in the way of this one.",

@@ -53,7 +53,7 @@ def _notes(checked: Checked, ignored: Ignored, evaluated: int) -> Iterator[str]:
         yield f"{checked.repeats} images occur again in their own set; they stay"
     heic = sum(is_heif_name(row.member or row.path) for row in checked.manifest.usable().rows)
     if heic:
-        yield f"{heic} HEIC images can be trained on from the packed array alone (data.packed)"
+        yield f"{heic} HEIC image(s) can be trained on from the packed array alone (data.packed)"
     if not evaluated:
         yield "no val images; set data.holdout_per_class, or nothing is measured"
 

@@ -30,6 +30,7 @@ def check_packages(config: Config) -> None:
     log = config.log
     for key, wanted, module, package, extra in (
         ("log.figures", log.figures, "matplotlib", "matplotlib", "report"),
+        ("log.figures", log.figures, "jinja2", "jinja2", "report"),
         ("log.tensorboard", log.tensorboard, "tensorboard", "tensorboard", "report"),
         ("log.wandb", log.wandb, "wandb", "wandb", "wandb"),
         ("log.mlflow", log.mlflow, "mlflow", "mlflow-skinny", "mlflow"),

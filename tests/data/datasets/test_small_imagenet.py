@@ -29,6 +29,7 @@ from simpro_fast.methods import build_method, resolve_alpha
 from tests.data.small_imagenet_format import planes, spelled, write_batch, write_small_imagenet
 from tests.data.toy_split import config as toy_config
 from tests.data.toy_split import make_dataset
+from tests.methods.settings import setting
 
 TABLES = Path(str(resources.files("simpro_fast.data.datasets"))) / "imagenet_lists"
 ROWS = json.loads((TABLES / "imagenet_clsloc_wnids.json").read_text())
@@ -308,10 +309,7 @@ def test_labels_names_test_and_priors_are_aligned(merged: ArrayDataset) -> None:
     assert list(split.labeled_counts) == sorted(split.labeled_counts, reverse=True)
     assert merged.class_names[0].startswith("n01861778 ")
     method = build_method(
-        load_config("small_imagenet_127/32").method,
-        split.labeled_counts,
-        alpha=1.0,
-        strong_views=2,
+        load_config("small_imagenet_127/32").method, setting(split.labeled_counts)
     )
     counts = torch.bincount(torch.from_numpy(merged.labels[split.labeled]), minlength=127).double()
     torch.testing.assert_close(method.phi, counts / counts.sum())

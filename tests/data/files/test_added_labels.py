@@ -97,9 +97,12 @@ def test_given_twice_or_after_a_new_look_at_the_folders(tmp_path: Path, listed: 
     [
         ("u/nine.jpg,cats", r"line 2, u/nine\.jpg: is not in the list"),
         ("u/x.tar,cats", r"line 2, u/x\.tar: is not in the list"),
-        ("u/0.jpg,catz", "class 'catz' is unknown; did you mean 'cats'.*needs --new-classes"),
+        (
+            "u/0.jpg,catz",
+            r"class .catz. is unknown \(a new one needs .*\); did you mean .cats.",
+        ),
         ("u/0.jpg,Cats", "differs from 'cats' in case alone"),
-        ("u/0.jpg,owls", "class 'owls' is unknown; a new one needs --new-classes"),
+        ("u/0.jpg,owls", r"class 'owls' is unknown \(a new one needs --new-classes\); nothing"),
         ("l/1.jpg,dogs", "has the label 'cats' already, not 'dogs'"),
         ("u/known.jpg,cats", "has the label 'dogs' already, not 'cats'"),
         ("v/1.jpg,dogs", "is a val image"),

@@ -93,7 +93,7 @@ def test_packing_reads_it_and_training_from_files_does_not(
     said = capsys.readouterr()
     assert said.out.count(CURE) == 2 and "2 of 24 files cannot be used" in said.err
     assert run(root, "--pack=16", f"--init-config={root}/own.yaml") == 0
-    assert "2 HEIC images can be trained on from the packed array alone" in capsys.readouterr().out
+    assert "2 HEIC image(s) can be trained on from the packed array" in capsys.readouterr().out
     manifest = read_manifest(root / "out/manifest.csv")
     assert sum("unlabeled" in row.path for row in manifest.usable().rows) == 6
     own = {"name": "images", "manifest": f"{root}/out/manifest.csv", "image_size": 16}

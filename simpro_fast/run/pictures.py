@@ -1,4 +1,4 @@
-"""Weak and strong views exactly as the network sees them, for the report."""
+"""Pictures for the report: views exactly as the network sees them, and confident mistakes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from simpro_kernels.augment.operations import Operation
 
 from simpro_fast.data.batch import Batch, BatchLayout
 from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.splits.split import Split
+from simpro_fast.evaluation import Evaluation
 from simpro_fast.printable import printable
-from simpro_fast.report.figures import ViewsFigure
+from simpro_fast.report.pictures import Mistakes, ViewsFigure
 
 SHOWN = 8
 # Operations that have no level to show.
@@ -45,6 +47,14 @@ def views_figure(
             for i in range(count)
         ],
     )
+
+
+def confident_mistakes(evaluation: Evaluation, dataset: ArrayDataset, split: Split) -> Mistakes:
+    """The pictures of `evaluation.mistakes` of the test images of the split; maybe none."""
+    images, _ = dataset.test_part
+    found = np.zeros((4, 0)) if evaluation.mistakes is None else evaluation.mistakes.numpy()
+    places, labels, predicted = found[1:].astype(np.int64)
+    return Mistakes(np.asarray(images[split.test[places]]), labels, predicted, found[0])
 
 
 def _caption(draws: dict[str, list[Any]], row: int) -> str:
