@@ -95,7 +95,7 @@ def fresh_rows(labels: np.ndarray, used: np.ndarray, counts: np.ndarray, rng: An
 def measure(distribution: str, seed: int) -> list[dict[str, Any]]:
     """A line for each of the two heaps of a run."""
     folder = run_folder(distribution, seed)
-    config = load_config(folder / "config.yaml")
+    config = load_config(ROOT / "configs" / "fashion_mnist_lt" / f"{distribution}.yaml")
     dataset, split = load_dataset(config.data), load_split(folder)
     described, summary = read_json(folder / "model.json"), read_json(folder / "summary.json")
     phi, pi_u, tau = described["phi"], described["pi_u"], described["tau"]

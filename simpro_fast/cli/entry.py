@@ -10,42 +10,76 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
+from typing import NamedTuple
 
 from simpro_fast.fault_tolerance.early_signals import end_on_signals
 from simpro_fast.printable import show
 
-VERBS = {
-    "train": "train a network (under deepspeed, torchrun or python: launch/train.py)",
-    "predict": "classify images: files, folders, tar shards, lists",
-    "pseudo": "pseudo-labels of a run's unlabeled images, and which to label next",
-    "evaluate": "accuracy and calibration on images with known classes",
-    "heap": "class shares of a heap of images, with intervals",
-    "prepare": "check a data set before training, and write its manifest",
-    "export": "write a trained network as ONNX, or as a folder for a model hub",
-    "report": "table, figures and one page of any number of runs",
-    "doctor": "check a machine or an allocation before training",
-    "table": "train configurations x methods x seeds, and tabulate them in Markdown and LaTeX",
-    "watch": "how a run stands: progress, estimated class distribution, accuracy, ranks",
-}
 
-GROUPS = {
-    "before training": ("prepare", "doctor"),
-    "training": ("train", "watch"),
-    "runs": ("report", "table"),
-    "a trained network": ("evaluate", "predict", "heap", "pseudo", "export"),
-}
-EXAMPLES = {
-    "prepare": "--labeled photos/labeled --unlabeled photos/heap --output prepared",
-    "doctor": "--config photos.yaml",
-    "train": "digits_lt/reversed train.steps=200",
-    "watch": "runs/digits_lt/reversed/seed1",
-    "report": "runs/digits_lt/reversed/seed1",
-    "table": "runs",
-    "evaluate": "runs/photos/seed1 photos/val",
-    "predict": "runs/photos/seed1 photos/heap --output heap.csv",
-    "heap": "runs/photos/seed1 photos/heap --calibrate photos/val",
-    "pseudo": "runs/photos/seed1 --queue 100",
-    "export": "runs/photos/seed1 --onnx photos.onnx",
+class Verb(NamedTuple):
+    """A line of the overview: `simpro_fast.cli.<verb>.main` does it."""
+
+    group: str
+    summary: str
+    example: str
+
+
+VERBS = {
+    "prepare": Verb(
+        "before training",
+        "check images, and write the list that training reads",
+        "--labeled photos/labeled --unlabeled photos/heap --output prepared",
+    ),
+    "doctor": Verb(
+        "before training",
+        "check a machine or an allocation",
+        "--config photos.yaml",
+    ),
+    "train": Verb(
+        "training",
+        "train a network; launch/train.py under deepspeed or torchrun",
+        "digits_lt/reversed train.steps=200",
+    ),
+    "watch": Verb(
+        "training",
+        "how a run stands: progress, estimated class distribution, accuracy, ranks",
+        "runs/digits_lt/reversed/seed1",
+    ),
+    "report": Verb(
+        "runs",
+        "table, figures and one page of any number of runs",
+        "runs/digits_lt",
+    ),
+    "table": Verb(
+        "runs",
+        "train configurations x methods x seeds, and tabulate them in Markdown and LaTeX",
+        "digits_lt/reversed --grid method.name=simpro,fixmatch --seeds 1,2,3",
+    ),
+    "evaluate": Verb(
+        "a trained network",
+        "accuracy and calibration on images with known classes",
+        "runs/photos/seed1 photos/val",
+    ),
+    "predict": Verb(
+        "a trained network",
+        "classify images: files, folders, tar shards, lists",
+        "runs/photos/seed1 photos/heap --output heap.csv",
+    ),
+    "heap": Verb(
+        "a trained network",
+        "class shares of a heap of images, with intervals",
+        "runs/photos/seed1 photos/heap --calibrate photos/val",
+    ),
+    "pseudo": Verb(
+        "a trained network",
+        "pseudo-labels of a run's unlabeled images, and which to label next",
+        "runs/photos/seed1 --queue 100",
+    ),
+    "export": Verb(
+        "a trained network",
+        "write it as ONNX, or as a folder for a model hub",
+        "runs/photos/seed1 --onnx photos.onnx",
+    ),
 }
 
 
@@ -68,15 +102,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _overview() -> str:
-    lines = ["usage: simpro-fast VERB [...]"]
-    for title, names in GROUPS.items():
-        lines += ["", f"{title}:"]
-        for name in names:
-            if name in VERBS:
-                lines.append(f"  {name:<9} {VERBS[name]}")
-                lines.append(f"{'':<11} simpro-fast {name} {EXAMPLES[name]}")
+    lines, group = ["usage: simpro-fast VERB [...]"], ""
+    for name, verb in VERBS.items():
+        if verb.group != group:
+            group = verb.group
+            lines += ["", f"{group}:"]
+        lines.append(f"  {name:<9} {verb.summary}")
+        lines.append(f"{'':<11} simpro-fast {name} {verb.example}")
     lines.append(
-        "\nsimpro-fast VERB --help explains a verb; docs/tutorial_digits.md shows them all."
+        "\nsimpro-fast VERB --help explains a verb, docs/tutorial_digits.md shows them in use."
     )
     return "\n".join(lines)
 
