@@ -155,17 +155,17 @@ def _exchange(
     """
     chains, classes = shares.shape
     keep = rng.choice(_KEPT)
-    changed: np.ndarray = np.ones((chains, classes), bool)
+    changed = np.ones((chains, classes), bool)
     if rng.random() < 0.5:  # one row alone, where all would hardly be accepted
         changed = rng.integers(classes, size=(chains, 1)) == np.arange(classes)
     proposed = np.where(changed[:, :, None], _renewed(rng, rates, rows, keep), rates)
     q = _renewed(rng, (shares[:, None] @ rates)[:, 0], heap + 1.0, keep)
     moved = np.linalg.solve(proposed.swapaxes(1, 2), q[:, :, None])[:, :, 0]
-    inside = (moved > 0).all(axis=1)
+    inside = moved.min(axis=1) > 0
     gain = np.linalg.slogdet(rates)[1] - np.linalg.slogdet(proposed)[1]
     logs = np.log(np.where(inside[:, None], moved, 1.0)) - np.log(shares)
     gain = gain + (share_prior - 1) * logs.sum(axis=1)
-    accepted: np.ndarray = inside & (np.log(rng.random(chains)) < gain)
+    accepted = inside & (np.log(rng.random(chains)) < gain)
     return (
         np.where(accepted[:, None, None], proposed, rates),
         np.where(accepted[:, None], moved, shares),
