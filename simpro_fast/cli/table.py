@@ -46,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, default=Path("table"), help="FILE without ending (default: table)"
     )
-    parser.add_overrides("CONFIG... and changes for all of them")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="CONFIG|key.sub=value", help="changes are for all of them"
+    )
     options = parser.parse(arguments)
     sources = [word for word in options.overrides if "=" not in word]
     overrides = [word for word in options.overrides if "=" in word]

@@ -21,7 +21,7 @@ from simpro_fast.errors import ConfigError
 from simpro_fast.evaluation import kl_divergence
 from simpro_fast.printable import printable
 from simpro_fast.report.runs import METHOD_TITLES
-from simpro_fast.report.terminal import _bar, _glyphs
+from simpro_fast.report.terminal import bar, glyphs
 from simpro_fast.run.live import FINISHED, RUNNING, STARTING, LiveRun, read_live
 from simpro_fast.run.progress import clock
 from simpro_fast.utils.terminal import plain_table, rendered
@@ -92,7 +92,7 @@ def _size() -> tuple[int, int]:
 def frame(run: LiveRun, out: TextIO) -> RenderableType:
     """One picture of a run, for the encoding and the size of a terminal."""
     columns, lines = _size()
-    block, mark = _glyphs(out)
+    block, mark = glyphs(out)
     classes = max(_FEWEST_CLASSES, min(_MOST_CLASSES, lines - _OTHER_LINES))
     parts: list[RenderableType] = [
         _heading(run),
@@ -189,9 +189,9 @@ def _distribution(
         title = first if len(group) == 1 else f"{first} .. {last}"
         title = title if len(title) <= 24 else f"{title[:22]}.."
         shown = "-" if true is None else f"{100 * true:.1f} %"
-        bar = _bar(share, true, top, width, block, mark)
-        table.add_row(f"  {title}", shown, f"{100 * share:>7.1f} % {bar}")
-    if truth is None:
+        drawn = bar(share, true, top, width, block, mark)
+        table.add_row(f"  {title}", shown, f"{100 * share:>7.1f} % {drawn}")
+    if truth is None or counts is None:
         return ["", table]
     uniform = kl_divergence(counts, [1 / len(names)] * len(names))
     said = f"  {mark} truth; KL(true || estimate) {run.last('kl_pi_u'):.3f} nats"

@@ -19,7 +19,7 @@ from simpro_fast.data.files.manifest import csv_bytes, pyarrow
 from simpro_fast.errors import ConfigError
 from simpro_fast.utils.atomic_write import replacing
 
-Columns = Mapping[str, Sequence[Any]]
+Columns = Mapping[str, Sequence[Any] | np.ndarray]
 """Equally long columns by name; None is an empty value. Numbers are float32, of which the shortest
 decimal that reads back as the same is written."""
 Kinds = Mapping[str, str]

@@ -115,7 +115,7 @@ def give_heads(
 ) -> None:
     """Put `MultiHead` in place of the head, in place; the first head keeps its weights.
 
-    The others start as it does (weights from the same distribution, drawn from `seed`, biases 0).
+    The others start as the heads of this package's networks: Xavier normal from `seed`, biases 0.
 
     Args:
         heads, branches, hand_on: see `MultiHead`; one head, no branches and nothing handed on

@@ -67,7 +67,7 @@ def print_report(
     """
     out = sys.stdout if file is None else file
     width = shutil.get_terminal_size((100, 24)).columns
-    block, mark = _glyphs(out)
+    block, mark = glyphs(out)
     parts: list[RenderableType] = [Text(f"note: {printable(note)}") for note in notes]
     if len(groups) > _BESIDE:
         parts += [_experiments_table(groups, width), ""]
@@ -230,7 +230,7 @@ def _distribution_table(groups: Sequence[Group], width: int, block: str, mark: s
     for row, (title, _) in enumerate(rows):
         truth = truths[row] if truths else None
         bars = (
-            f"{_percent(share):>9} {_bar(share, truth, top, bar_width, block, mark)}"
+            f"{_percent(share):>9} {bar(share, truth, top, bar_width, block, mark)}"
             if math.isfinite(share)
             else f"{'-':>9}"
             for share in shares[row]
@@ -239,7 +239,7 @@ def _distribution_table(groups: Sequence[Group], width: int, block: str, mark: s
     return table
 
 
-def _bar(share: float, truth: float | None, top: float, width: int, block: str, mark: str) -> str:
+def bar(share: float, truth: float | None, top: float, width: int, block: str, mark: str) -> str:
     cells = f"{block * round(share / top * width):<{width}}"
     at = min(width - 1, max(0, round((truth or 0.0) / top * width) - 1))
     return cells if truth is None else cells[:at] + mark + cells[at + 1 :]
@@ -295,7 +295,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _glyphs(out: TextIO) -> tuple[str, str]:
+def glyphs(out: TextIO) -> tuple[str, str]:
     """Block and mark in the encoding of the output."""
     unicode = (out.encoding or "utf-8").lower().startswith("utf")
     return ("\u2588", "\u2502") if unicode else ("#", "|")

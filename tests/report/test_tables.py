@@ -72,6 +72,8 @@ def test_the_papers_configurations_have_its_number(name: str) -> None:
         ("cifar10_lt/middle", "data.mu=2", 58.8),
         ("cifar10_lt/middle", "method.name=fixmatch", 27.1),
         ("stl10_lt/gamma20", "method.alpha=1", 76.4),
+        ("cifar10_lt/uniform", "method.name=simpro_star", 94.1),
+        ("cifar10_lt/uniform", "method.name=acr", None),
         ("cifar10_lt/reversed", "method.tau=1", None),
         ("cifar10_lt/reversed", "train.steps=1000", None),
         ("cifar10_lt/reversed", "model.weights=x.safetensors", None),

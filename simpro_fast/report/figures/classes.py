@@ -220,7 +220,7 @@ def _intervals(axes: Axes, drawn: Drawn, order: np.ndarray, num_series: int) -> 
             markeredgewidth=0.6,
             elinewidth=1.1,
             capsize=2,
-            label=None if labeled else "estimate with its interval",
+            label=None if labeled else "estimate with 95 % interval",
         )
         labeled = True
 

@@ -62,6 +62,33 @@ def test_the_device_holds_each_used_image_once(own_pool: bool) -> None:
     assert np.array_equal(held[unlabeled], dataset.unlabeled_pool[split.unlabeled])
 
 
+@pytest.mark.parametrize("own_pool", [False, True], ids=["one pool", "own unlabeled part"])
+def test_images_that_a_method_has_labeled_come_from_the_unlabeled_pool(own_pool: bool) -> None:
+    """On the host, and in the layout of the array on the GPU."""
+    dataset, split = sets(own_pool)
+    own, chosen = len(split.labeled), np.array([5, 2, 7])
+    joined = split.with_pseudo_labeled(chosen, np.array([1, 0, 1]))
+    assert joined.targets(dataset).tolist() == [*dataset.labels[split.labeled], 1, 0, 1]
+    again = joined.with_pseudo_labeled(chosen[:1], np.array([0]))
+    assert len(again.labeled) == own + 1 and again.targets(dataset)[-1] == 0
+    images = ImageStore(dataset, joined, device=CPU, resident="auto")
+    labeled, unlabeled = np.array([own + 1, 0, own + 2, own - 1]), np.array([3, 5])
+    expected = np.concatenate(
+        [
+            dataset.unlabeled_pool[split.unlabeled[[2]]],
+            dataset.images[split.labeled[[0]]],
+            dataset.unlabeled_pool[split.unlabeled[[7]]],
+            dataset.images[split.labeled[[own - 1]]],
+            dataset.unlabeled_pool[split.unlabeled[unlabeled]],
+        ]
+    )
+    found, rows = images.gather(labeled, unlabeled)
+    assert np.array_equal(found.numpy()[rows], expected)
+    used, of_labeled, of_unlabeled = images._used()
+    held = np.concatenate([dataset.images[used[0]], dataset.unlabeled_pool[used[1]]])
+    assert np.array_equal(held[np.append(of_labeled[labeled], of_unlabeled[unlabeled])], expected)
+
+
 TRAIN_FROM_SPARSE = """
 import resource, sys
 import numpy as np, torch

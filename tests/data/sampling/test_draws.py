@@ -20,6 +20,7 @@ from simpro_fast.data.sampling.draws import (
     Stream,
     augment_params,
     raw_words,
+    uniforms,
 )
 
 GOLDEN_WORDS = ["0x4db6a27b756282df", "0xd944fa03babe0e2f"]
@@ -263,3 +264,16 @@ def test_the_cost_of_a_rank_does_not_grow_with_the_world(monkeypatch: pytest.Mon
         one(5)
         totals.append(sum(drawn))
     assert totals[0] == totals[1]
+
+
+def test_uniforms_of_a_method_do_not_depend_on_the_ranks() -> None:
+    whole = uniforms(3, 17, 1, start=0, count=40, each=3)
+    parts = [uniforms(3, 17, 1, start=rank * 10, count=10, each=3) for rank in range(4)]
+    assert np.array_equal(whole, np.concatenate(parts))
+    assert whole.dtype == np.float32 and whole.shape == (40, 3)
+    for seed, step, kind in ((4, 17, 1), (3, 18, 1), (3, 17, 0)):
+        other = uniforms(seed, step, kind, start=0, count=40, each=3)
+        assert not np.isclose(whole, other).any(1).all()
+    many = uniforms(1, 0, 0, start=0, count=20_000, each=2)
+    assert many.min() >= 0 and many.max() < 1
+    assert abs(many.mean() - 0.5) < 0.005 and abs(np.corrcoef(many.T)[0, 1]) < 0.02

@@ -1,0 +1,122 @@
+"""Several heads on one network, batch norms side by side, and what they fold into."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from simpro_fast.config.schema import ModelConfig
+from simpro_fast.engine.optim import param_groups
+from simpro_fast.errors import ConfigError
+from simpro_fast.methods import Heads
+from simpro_fast.models import BranchPool, MultiHead, build_model, head_of, plain_copy
+
+NETS = ("small_cnn", "wrn_10_1", "resnet50_3x3", "torchvision/resnet18")
+
+
+def build(name: str = "small_cnn", **asked: Any) -> nn.Module:
+    return build_model(ModelConfig(name=name), 5, 32, **asked)
+
+
+def images(count: int = 6) -> torch.Tensor:
+    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_first_head_and_backbone_are_those_of_the_plain_network(name: str) -> None:
+    plain, wide = build(name), build(name, heads=3, hand_on=True)
+    head = head_of(wide)
+    assert isinstance(head, MultiHead)
+    seen: list[torch.Tensor] = []
+    head_of(plain).register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+    logits, features = head.parts(wide(images()))
+    assert logits.shape == (6, 3, 5) and features is not None
+    torch.testing.assert_close(logits[:, 0], plain(images()), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(features, seen[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(head.logits(features), logits, rtol=1e-4, atol=1e-5)
+    # The others start from the same spread, and from other numbers.
+    blocks = head.weight.detach().unflatten(0, (3, 5))
+    assert not torch.equal(blocks[1], blocks[2]) and not head.bias[5:].any()
+    expected = (2 / (head.in_features + 5)) ** 0.5
+    assert blocks[1].std().item() == pytest.approx(expected, rel=0.25)
+
+
+def test_one_head_changes_nothing() -> None:
+    assert type(head_of(build())) is nn.Linear
+    assert list(build(hand_on=True).state_dict()) == list(build().state_dict())
+    single, plain = build(hand_on=True), build()
+    head = head_of(single)
+    assert isinstance(head, MultiHead)
+    assert torch.equal(head.parts(single(images()))[0], plain(images()))
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("name", ["small_cnn", "wrn_10_1", "resnet50_3x3"])
+def test_branches_are_norms_before_the_pool_and_fold_in_evaluation(name: str, heads: int) -> None:
+    network = build(name, heads=heads, branches=3, hand_on=True)
+    pool = next(m for m in network.modules() if isinstance(m, BranchPool))
+    maps: list[torch.Tensor] = []
+    pool.register_forward_pre_hook(lambda _, x: maps.append(x[0]))
+    for i, norm in enumerate(pool.norms):  # as after some training
+        nn.init.uniform_(norm.weight, 0.5, 1.5 + i)
+        nn.init.normal_(norm.bias)
+    head = head_of(network)
+    assert isinstance(head, MultiHead)
+    logits, features = head.parts(network(images()))
+    assert features is not None and features.shape == (6, 3, head.in_features)
+    assert logits.shape == (6, 3 * heads, 5)
+    for branch, norm in enumerate(pool.norms):
+        values = maps[0]
+        mean, var = values.mean((0, 2, 3)), values.var((0, 2, 3), unbiased=False)
+        shaped = [t.view(1, -1, 1, 1) for t in (mean, var, norm.weight, norm.bias)]
+        normed = (values - shaped[0]) / (shaped[1] + norm.eps).sqrt() * shaped[2] + shaped[3]
+        torch.testing.assert_close(features[:, branch], normed.mean((2, 3)), rtol=1e-3, atol=1e-4)
+
+    network.eval()
+    with torch.no_grad():
+        expected = head.parts(network(images()))[0].unflatten(1, (3, heads))
+        scale, shift = pool.affine()
+        found = Heads(head.weight.unflatten(0, (heads, 5)), head.bias.view(heads, 5), scale, shift)
+        plain = plain_copy(network)
+        assert type(head_of(plain)) is nn.Linear
+        state = network.state_dict()
+        for key, tensor in plain.state_dict().items():
+            if state[key].shape == tensor.shape:
+                tensor.copy_(state[key])
+        for which in range(heads):
+            weight, bias = found.plain(which)
+            head_of(plain).weight.copy_(weight)
+            head_of(plain).bias.copy_(bias)
+            wanted = expected[:, :, which].mean(1)
+            torch.testing.assert_close(plain(images()), wanted, rtol=1e-3, atol=1e-4)
+            weight, bias = found.plain(which, slice(1, 2))
+            head_of(plain).weight.copy_(weight)
+            head_of(plain).bias.copy_(bias)
+            wanted = expected[:, 1, which]
+            torch.testing.assert_close(plain(images()), wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_all_heads_learn_at_the_heads_rate() -> None:
+    network = build(heads=3, branches=2)
+    groups = param_groups(network, 0.1, 0.2)
+    of = {id(p): (g["weight_decay"], g["lr_scale"]) for g in groups for p in g["params"]}
+    head = head_of(network)
+    assert of[id(head.weight)] == (0.1, 1.0) and of[id(head.bias)] == (0.0, 1.0)
+    pool = next(m for m in network.modules() if isinstance(m, BranchPool))
+    assert {of[id(p)] for p in pool.parameters()} == {(0.0, 0.2)}
+    assert len(of) == len(list(network.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "expected"),
+    [
+        ("torchvision/squeezenet1_0", {"heads": 2}, "not a linear layer"),
+        ("torchvision/resnet18", {"branches": 2}, "before the pool"),
+    ],
+)
+def test_networks_that_cannot(name: str, asked: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        build(name, **asked)
