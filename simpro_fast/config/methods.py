@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, Strict, field_validator, model_validator
 
 from simpro_fast.config.section import ROUNDING, Section
 from simpro_fast.errors import ConfigError
@@ -129,6 +129,76 @@ class ACRNoAnchorsConfig(ACRConfig):
     name: str = "acr_no_anchors"
 
 
+class ABCConfig(MethodConfig):
+    """ABC (NeurIPS 2021): an auxiliary balanced classifier. It has no keys of its own."""
+
+    paper_views = (1, 2)
+    name: str = "abc"
+
+
+class CDMADConfig(MethodConfig):
+    """CDMAD (CVPR 2024): what the network says of an image without content is its bias."""
+
+    paper_views = (1, 2)
+    smoke: ClassVar[dict[str, Any]] = {"correct_after": 0.4}
+    name: str = "cdmad"
+    threshold: float = Field(0.0, ge=0, le=100)
+    """As of every method; CDMAD masks nothing."""
+    correct_after: float = Field(0.2, ge=0, le=1)
+    """Pseudo-labels are corrected in the periods (from 0) above this share of their number."""
+    constant: float = Field(1.0, ge=-10, le=10)
+    """Value of the image without content, in every normalised pixel and channel."""
+
+
+class CPEConfig(MethodConfig):
+    """CPE (AAAI 2024): three experts for three class distributions."""
+
+    paper_views = (1, 1)
+    name: str = "cpe"
+    taus: Annotated[tuple[float, float, float], Strict(False)] = (0.0, 2.0, 4.0)
+    """Adjustment of each expert's labeled loss; the second one predicts."""
+    cuts: Annotated[tuple[int, int], Strict(False)] | None = None
+    """Where, among the classes from the most to the least frequent labeled one, the medium and the
+    tail classes begin; None: at 35 and 70 percent of them."""
+    mean_over: Literal["images", "terms"] = "images"
+    """What an expert's unlabeled loss is divided by: all strong views, as in the other methods, or
+    the terms in the sum, as in the published code (each rank and micro-batch by its own)."""
+
+    @field_validator("taus")
+    @classmethod
+    def _check_taus(cls, taus: tuple[float, float, float]) -> tuple[float, float, float]:
+        if not all(0 <= tau <= 100 for tau in taus):
+            raise ValueError(f"each must be between 0 and 100, got {list(taus)}")
+        return taus
+
+    @field_validator("cuts")
+    @classmethod
+    def _check_cuts(cls, cuts: tuple[int, int] | None) -> tuple[int, int] | None:
+        if cuts is not None and not 0 <= cuts[0] <= cuts[1]:
+            raise ValueError(f"must be two ascending numbers of classes, got {list(cuts)}")
+        return cuts
+
+
+class DASOConfig(MethodConfig):
+    """DASO (CVPR 2022): pseudo-labels blended with those of the nearest class prototype."""
+
+    paper_views = (1, 1)
+    smoke: ClassVar[dict[str, Any]] = {"warmup": 1, "window": 2}
+    name: str = "daso"
+    warmup: int = Field(10, ge=0, le=10**6)
+    """Periods of plain FixMatch before; prototypes are collected meanwhile."""
+    queue_size: int = Field(256, ge=1, le=10**6)
+    """Features kept per class for its prototype; the table is saved in checkpoints."""
+    proto_temperature: float = Field(0.05, gt=0, le=100)
+    """Of the softmax over cosines to the prototypes."""
+    dist_temperature: float = Field(0.3, gt=0, le=100)
+    """How the share of semantic pseudo-labels follows the classes' frequency; large: alike."""
+    window: int = Field(100, ge=1, le=10**6)
+    """Steps whose pseudo-labels give the frequency of classes for the next ones."""
+    align_weight: float = Field(1.0, ge=0, le=1000)
+    """Of the semantic alignment loss."""
+
+
 @dataclass(frozen=True)
 class MethodEntry:
     """A method that `method.name` can mean."""
@@ -144,6 +214,10 @@ METHODS: dict[str, MethodEntry] = {
     "simpro_star": MethodEntry(SimProStarConfig, "simpro_fast.methods.simpro_star:SimProStar"),
     "acr": MethodEntry(ACRConfig, "simpro_fast.methods.acr:ACR"),
     "acr_no_anchors": MethodEntry(ACRNoAnchorsConfig, "simpro_fast.methods.acr:ACRNoAnchors"),
+    "abc": MethodEntry(ABCConfig, "simpro_fast.methods.abc:ABC"),
+    "cdmad": MethodEntry(CDMADConfig, "simpro_fast.methods.cdmad:CDMAD"),
+    "cpe": MethodEntry(CPEConfig, "simpro_fast.methods.cpe:CPE"),
+    "daso": MethodEntry(DASOConfig, "simpro_fast.methods.daso:DASO"),
 }
 """By name, in the order in which they are listed; classes of one's own are added when they are
 first named, or by `simpro_fast.methods.register_method`."""

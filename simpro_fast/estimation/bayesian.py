@@ -161,7 +161,7 @@ def _exchange(
     proposed = np.where(changed[:, :, None], _renewed(rng, rates, rows, keep), rates)
     q = _renewed(rng, (shares[:, None] @ rates)[:, 0], heap + 1.0, keep)
     moved = np.linalg.solve(proposed.swapaxes(1, 2), q[:, :, None])[:, :, 0]
-    inside = (moved > 0).all(axis=1)
+    inside = moved.min(axis=1) > 0
     gain = np.linalg.slogdet(rates)[1] - np.linalg.slogdet(proposed)[1]
     logs = np.log(np.where(inside[:, None], moved, 1.0)) - np.log(shares)
     gain = gain + (share_prior - 1) * logs.sum(axis=1)

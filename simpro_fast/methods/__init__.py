@@ -1,7 +1,11 @@
 """Training methods: one call per step, one per period, two priors."""
 
+from simpro_fast.methods.abc import ABC
 from simpro_fast.methods.acr import ACR, ACRNoAnchors
 from simpro_fast.methods.base import Method, common
+from simpro_fast.methods.cdmad import CDMAD
+from simpro_fast.methods.cpe import CPE
+from simpro_fast.methods.daso import DASO
 from simpro_fast.methods.fixmatch import FixMatch
 from simpro_fast.methods.needs import Change, Heads, Needs, PhaseTools, Setting
 from simpro_fast.methods.output import MethodOutput
@@ -16,7 +20,11 @@ from simpro_fast.methods.simpro import SimPro
 from simpro_fast.methods.simpro_star import SimProStar
 
 __all__ = [
+    "ABC",
     "ACR",
+    "CDMAD",
+    "CPE",
+    "DASO",
     "ACRNoAnchors",
     "Change",
     "FixMatch",

@@ -25,6 +25,10 @@ METHOD_TITLES = {
     "simpro_star": "SimPro*",
     "acr": "ACR",
     "acr_no_anchors": "ACR without anchors",
+    "abc": "ABC",
+    "cdmad": "CDMAD",
+    "cpe": "CPE",
+    "daso": "DASO",
 }
 
 
