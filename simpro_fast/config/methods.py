@@ -199,6 +199,25 @@ class DASOConfig(MethodConfig):
     """Of the semantic alignment loss."""
 
 
+class CReSTPlusConfig(MethodConfig):
+    """CReST+ (CVPR 2021): generations that take over what the last one is sure of."""
+
+    paper_views = (1, 1)
+    smoke: ClassVar[dict[str, Any]] = {"generations": 2}
+    name: str = "crest_plus"
+    generations: int = Field(5, ge=1, le=1000)
+    """Networks trained one after another, each for an equal part of the run."""
+    align: bool = True
+    """False leaves out distribution alignment, which makes it CReST."""
+    align_min: float = Field(0.5, ge=0, le=1)
+    """Power of the labeled shares in the last generation's target; 1 in the first one."""
+    rate_root: float = Field(3.0, gt=0, le=100)
+    """Of the share of each class that joins the labeled images; large: nearly all of every class.
+    The published alpha is 1 / rate_root."""
+    window: int = Field(128, ge=1, le=10**6)
+    """Steps over which the mean prediction is taken."""
+
+
 @dataclass(frozen=True)
 class MethodEntry:
     """A method that `method.name` can mean."""
@@ -218,6 +237,7 @@ METHODS: dict[str, MethodEntry] = {
     "cdmad": MethodEntry(CDMADConfig, "simpro_fast.methods.cdmad:CDMAD"),
     "cpe": MethodEntry(CPEConfig, "simpro_fast.methods.cpe:CPE"),
     "daso": MethodEntry(DASOConfig, "simpro_fast.methods.daso:DASO"),
+    "crest_plus": MethodEntry(CReSTPlusConfig, "simpro_fast.methods.crest_plus:CReSTPlus"),
 }
 """By name, in the order in which they are listed; classes of one's own are added when they are
 first named, or by `simpro_fast.methods.register_method`."""

@@ -29,6 +29,7 @@ METHOD_TITLES = {
     "cdmad": "CDMAD",
     "cpe": "CPE",
     "daso": "DASO",
+    "crest_plus": "CReST+",
 }
 
 
