@@ -218,6 +218,31 @@ class CReSTPlusConfig(MethodConfig):
     """Steps over which the mean prediction is taken."""
 
 
+class DARPConfig(MethodConfig):
+    """DARP (NeurIPS 2020): pseudo-labels refined together towards class counts."""
+
+    paper_views = (1, 2)
+    smoke: ClassVar[dict[str, Any]] = {"refine_every": 1}
+    name: str = "darp"
+    refine_after: float = Field(0.4, ge=0, le=1)
+    """Share of the run's periods that are plain FixMatch."""
+    refine_every: int = Field(10, ge=1, le=10**6)
+    """Steps between two refinements of all pseudo-labels."""
+    rounds: int = Field(10, ge=1, le=10**4)
+    """Of alternate scaling of rows and columns (the published T)."""
+    keep_factor: float = Field(2.0, gt=0, le=1000)
+    """Of each class as many images stay as it should have, times this (the published alpha)."""
+    shares: Annotated[tuple[float, ...], Strict(False)] | None = None
+    """Class shares of the unlabeled images, to any scale; None: those of the labeled ones."""
+
+    @field_validator("shares")
+    @classmethod
+    def _check_shares(cls, shares: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if shares is not None and not all(share > 0 for share in shares):
+            raise ValueError(f"each must be above 0, got {list(shares)}")
+        return shares
+
+
 @dataclass(frozen=True)
 class MethodEntry:
     """A method that `method.name` can mean."""
@@ -238,6 +263,7 @@ METHODS: dict[str, MethodEntry] = {
     "cpe": MethodEntry(CPEConfig, "simpro_fast.methods.cpe:CPE"),
     "daso": MethodEntry(DASOConfig, "simpro_fast.methods.daso:DASO"),
     "crest_plus": MethodEntry(CReSTPlusConfig, "simpro_fast.methods.crest_plus:CReSTPlus"),
+    "darp": MethodEntry(DARPConfig, "simpro_fast.methods.darp:DARP"),
 }
 """By name, in the order in which they are listed; classes of one's own are added when they are
 first named, or by `simpro_fast.methods.register_method`."""

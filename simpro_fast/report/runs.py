@@ -30,6 +30,7 @@ METHOD_TITLES = {
     "cpe": "CPE",
     "daso": "DASO",
     "crest_plus": "CReST+",
+    "darp": "DARP",
 }
 
 
