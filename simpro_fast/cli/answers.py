@@ -57,7 +57,8 @@ def conclude(
     count = sum(bad.values())
     if not count:
         return DONE
-    line = f"{count:,} images could not be read and are left out (first: {first_bad})"
+    images = "1 image" if count == 1 else f"{count:,} images"
+    line = f"{images} could not be read, left out (first: {first_bad})"
     if options.on_bad_image == "skip":
         if not options.quiet:
             show(f"note: {line}", file=sys.stderr)

@@ -12,7 +12,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import NamedTuple
 
-from simpro_fast.fault_tolerance.early_signals import end_on_signals
+from simpro_fast.cli import ending
+from simpro_fast.fault_tolerance.early_signals import end_on_signals, interrupt_ends
 from simpro_fast.printable import show
 
 
@@ -87,18 +88,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `simpro-fast VERB ...`; returns the exit code of the verb, 2 without a known one."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     verb = words[0] if words else "--help"
-    if verb in ("-h", "--help"):
-        print(_overview())
-        return 0
-    if verb == "--version":
-        print(f"simpro_fast {version('simpro_fast')}")
-        return 0
+    if verb in ("-h", "--help", "--version"):
+        return _about([verb])
     if verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(VERBS)}"
         show(f"error: unknown verb {verb!r}; {hint}", file=sys.stderr)
         return 2
     return run(verb, words[1:])
+
+
+@ending.verb
+def _about(words: Sequence[str] | None) -> int:
+    print(f"simpro_fast {version('simpro_fast')}" if words == ["--version"] else _overview())
+    return ending.DONE
 
 
 def _overview() -> str:
@@ -119,5 +122,7 @@ def run(verb: str, arguments: Sequence[str] | None = None) -> int:
     """Run one verb, by default with the arguments of this process; returns its exit code."""
     if verb == "train":
         end_on_signals()
-    code: int = import_module(f"simpro_fast.cli.{verb}").main(arguments)
+    with interrupt_ends():
+        module = import_module(f"simpro_fast.cli.{verb}")
+    code: int = module.main(arguments)
     return code

@@ -57,7 +57,10 @@ def print_commands(members: Sequence[Member], launcher: Sequence[str]) -> int:
     left = unfinished(members)
     for member in left:
         print(shlex.join(member.command(launcher)), flush=True)
-    show(f"{len(left)} of {len(members)} runs to train, the others are finished", sys.stderr)
+    show(
+        f"{len(left)} of {len(members)} runs to train, {len(members) - len(left)} finished",
+        sys.stderr,
+    )
     return DONE
 
 

@@ -250,8 +250,8 @@ def _write_images(
     if problems and mode == "error":
         raise UserError(
             f"{len(problems)} of {len(manifest.rows)} files cannot be used (listed above, all in "
-            f"{options.output / 'report.json'}); repair or remove them, or use --on-bad-image skip"
-            + (f". Besides, {nothing}" if nothing else "")
+            f"{options.output / 'report.json'}), no manifest was written; repair or remove them, "
+            "or use --on-bad-image skip" + (f". Besides, {nothing}" if nothing else "")
         )
     if nothing:
         raise UserError(nothing)

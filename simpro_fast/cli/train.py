@@ -59,7 +59,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_overrides()
     options = parser.parse(arguments)
     if options.config is None:
-        raise ConfigError("--config is missing; for example --config digits_lt/reversed")
+        words = [word for word in options.overrides if "=" not in word]
+        said = f"{words[0]} is neither a YAML file nor a shipped configuration" if words else ""
+        raise ConfigError(f"{said or '--config is missing'}; for example digits_lt/reversed")
     single = {"print-config": options.print_config, "dry-run": options.dry_run}
     alone = [flag for flag, given in {**single, "smoke": options.smoke}.items() if given]
     if wants_sweep(options) and alone:

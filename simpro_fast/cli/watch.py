@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TextIO
@@ -67,10 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0.1 <= seconds <= 3600:
-        raise ValueError
-    return seconds
+    with suppress(ValueError):
+        if 0.1 <= (seconds := float(text)) <= 3600:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.1 to 3600")
 
 
 def _follow(run: LiveRun, interval: float) -> None:

@@ -17,7 +17,9 @@ import select
 import signal
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -36,6 +38,25 @@ def end_on_signals(grace: float = GRACE) -> None:
         signal.signal(number, end_at_once)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # nohup and `&` ignore Ctrl-C
         signal.signal(signal.SIGINT, end_at_once)
+
+
+@contextmanager
+def interrupt_ends() -> Iterator[None]:
+    """While a command that does not train imports packages, Ctrl-C ends it: one line, code 130."""
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        _say("interrupted before anything was done; start again")
+        os._exit(130)
+
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not signal.default_int_handler or current_thread() is not main_thread():
+        yield  # Ctrl-C is ignored, or somebody else's
+        return
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def dismiss_guard() -> None:

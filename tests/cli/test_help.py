@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from importlib import import_module
 
 import pytest
@@ -41,6 +44,16 @@ def test_the_overview_names_every_verb_with_an_example(capsys: pytest.CaptureFix
         assert verb.summary in text and f"simpro-fast {name} {verb.example}" in text
         takes(name, shlex.split(verb.example))
         assert (ROOT / "launch" / f"{name}.py").is_file()
+
+
+@pytest.mark.parametrize("word", ["--help", "--version"])
+def test_the_overview_survives_a_reader_that_is_gone(word: str) -> None:
+    reader, pipe = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "simpro_fast", word]
+    done = subprocess.run(words, stdout=pipe, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    os.close(pipe)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("verb", VERBS)

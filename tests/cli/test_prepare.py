@@ -17,6 +17,7 @@ from PIL import Image
 
 from simpro_fast.cli import prepare
 from simpro_fast.config import load_config
+from simpro_fast.config.methods import METHODS
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.files import check
 from simpro_fast.data.files.decode import Facts, check_file
@@ -199,6 +200,8 @@ def test_suggested_configuration_loads(root: Path) -> None:
     assert config.data.manifest == root / "out/manifest.csv"
     assert config.data.packed == root / "out/packed_16.npy"
     assert (config.data.batch_size, config.data.mu) == (8, 2)
+    for method in METHODS:
+        assert load_config(root / "own.yaml", [f"method.name={method}"]).method.name == method
     shutil.rmtree(root / "val")
     arguments = ["--labeled", f"{root}/labeled", "--unlabeled", f"{root}/unlabeled"]
     arguments += ["--output", f"{root}/two", "--init-config", f"{root}/two.yaml"]

@@ -50,12 +50,15 @@ def start(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # the tests may run in the background
 
     def run(
-        number: int, rank: int = 0, before: Callable[[], object] = not_ignored
+        number: int,
+        rank: int = 0,
+        before: Callable[[], object] = not_ignored,
+        words: tuple[str, ...] = (TRAIN, "--config", "digits_lt/reversed"),
     ) -> subprocess.CompletedProcess[str]:
         path = f"{tmp_path}:{Path(TRAIN).parents[1]}"
         extra = {"PYTHONPATH": path, "TEST_SIGNAL": str(number), "RANK": str(rank)}
         return subprocess.run(
-            [sys.executable, TRAIN, "--config", "digits_lt/reversed"],
+            [sys.executable, *words],
             env={**clean_environment(), **extra},
             capture_output=True,
             text=True,
@@ -81,6 +84,15 @@ def test_a_signal_during_imports_is_one_line(
         assert (done.returncode, done.stdout) == (code, "")
         assert len(done.stderr.splitlines()) == 1 - rank, done.stderr  # rank 0 speaks for all
         assert said in done.stderr or rank == 1
+
+
+@pytest.mark.parametrize("verb", ["prepare", "predict", "report"])
+def test_an_interrupt_of_any_verb_during_imports_is_one_line(
+    start: Callable[..., subprocess.CompletedProcess[str]], verb: str
+) -> None:
+    done = start(signal.SIGINT, words=("-m", "simpro_fast", verb))
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "interrupted before anything was done; start again\n"
 
 
 def test_ignored_interrupts_stay_ignored(

@@ -145,6 +145,7 @@ def test_print_config_can_be_trained_from(
         (["--config", "CONFIG", "device=cpu", "method.impl=triton"], ["impl=triton", "eager"]),
         (["--config", "CONFIG", "data.name=cifra10"], ["cifra10", "cifar10"]),
         ([], ["--config"]),
+        (["photos", "seed=2"], ["photos is neither a YAML file nor a shipped configuration"]),
     ],
 )
 def test_usage_errors(

@@ -143,7 +143,7 @@ def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         ([str(tmp_path)], 1, "no config.yaml"),
         ([str(tmp_path / "no")], 1, "no such folder"),
         ([], 2, "for example"),
-        ([str(tmp_path), "--interval", "0"], 2, "--interval"),
+        ([str(tmp_path), "--interval", "0"], 2, "'0' is no number of seconds from 0.1 to 3600"),
     ):
         assert watch.main(arguments) == code
         (line,) = capsys.readouterr().err.splitlines()

@@ -34,6 +34,7 @@ def suggest_config(manifest: Manifest, path: Path, packed: Path | None, size: in
     mu = max(1, min(8, round(unlabeled / len(labeled))))
     steps = max(1_000, min(43_000, round(_PASSES * unlabeled / (mu * batch), -2)))
     short = steps < _SHORT
+    tau = 1.0 if short else 2.0
     # Runs that share a name go on from each other, or refuse to: each variant has its own.
     name = f"images/{_safe(path.resolve().parent.name)}{f'_packed{size}' if packed else ''}"
     small = f"name={name}_cpu model.name=small_cnn data.batch_size={min(batch, _CPU_BATCH)}"
@@ -46,8 +47,10 @@ def suggest_config(manifest: Manifest, path: Path, packed: Path | None, size: in
         f"# the command: {small} train.steps={min(steps, _CPU_STEPS)}",
         "# which is a run of its own name, and does not stand in the way of this one.",
         f"name: {name}",
+        "methods:  # keys of one method: another method.name on the command line has others",
+        f"  simpro: {{tau: {tau}}}",
+        f"  simpro_star: {{tau: {tau}}}",
         "method:",
-        f"  tau: {1.0 if short else 2.0}",
         f"  threshold: {0.8 if short else 0.95}  # short runs are less sure of themselves",
         "  alpha_max: 1.0",
         "data:",
