@@ -104,8 +104,8 @@ def look_at(
         progress(done)
     heap.logits = heap.logits[: min(size, reservoir.seen)]
     if not heap.images:
-        said = f" that can be read (first: {heap.first_bad})" if heap.bad else ""
-        raise UserError(f"the folders hold no image{said}; check the paths")
+        said = f"no image could be read (first: {heap.first_bad})"
+        raise UserError(f"{said if heap.bad else 'the folders hold no image'}; check the paths")
     return heap
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -63,7 +64,8 @@ class TrainedModel:
 
     def digest(self) -> str:
         """sha256 over the weights and `model.json`: another one may answer otherwise."""
-        digest = hashlib.sha256(self.file.model_dump_json().encode())
+        said = json.dumps(self.file.model_dump(mode="json"))  # ASCII: names may be no UTF-8
+        digest = hashlib.sha256(said.encode())
         for name, tensor in sorted(self.module.state_dict().items()):
             digest.update(name.encode())
             digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy())

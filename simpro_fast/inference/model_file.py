@@ -6,6 +6,7 @@ Nothing in it names a place on the machine that trained it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -38,7 +39,7 @@ class ModelFile(BaseModel):
     method: str
     class_names: Names
     """In the order of the logits; they win over the order of folders."""
-    image_size: int = Field(gt=0)
+    image_size: int = Field(gt=0, le=4096)  # as data.image_size
     """Side in pixels of the square that the network sees."""
     resize: Literal["centre_square_bilinear"] = "centre_square_bilinear"
     """Largest centred square, antialiased bilinear (data/files/square.py)."""
@@ -76,6 +77,10 @@ class ModelFile(BaseModel):
         rows = self.confusion
         if rows is not None and {len(rows), *map(len, rows)} != {classes}:
             raise ValueError(f"confusion must be {classes} x {classes} counts")
+        if rows is not None and min(map(min, rows)) < 0:
+            raise ValueError("confusion must hold no count below 0")
+        if not all(0 < value < math.inf for value in self.std):
+            raise ValueError("std must be positive")
         return self
 
     def write(self, path: Path) -> None:
@@ -95,7 +100,7 @@ def read_model_file(path: Path) -> ModelFile:
         raise UserError(f"{path}: {said}; it lies beside {WEIGHTS}, and both are needed")
     try:
         content: Any = json.loads(read_text(path))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: no JSON ({error}); copy or export the model again") from None
     found = content.get("format") if isinstance(content, dict) else None
     if found != FORMAT:

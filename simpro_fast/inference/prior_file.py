@@ -36,7 +36,7 @@ def chosen_prior(given: str, class_names: Sequence[str]) -> str | list[float]:
     try:
         text = read_text(path).removeprefix("\ufeff")
         pairs = _from_json(text) if path.suffix.lower() == ".json" else _from_csv(text)
-    except (OSError, UnicodeDecodeError, ValueError, KeyError, csv.Error) as error:
+    except (OSError, ValueError, RecursionError, KeyError, csv.Error) as error:
         raise ConfigError(
             f"{path}: cannot be read as a prior ({error}); write JSON {{class: share}} or CSV with "
             "the columns class,share"

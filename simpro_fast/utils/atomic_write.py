@@ -123,7 +123,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(read_text(path))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error})") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} is damaged (a JSON object is missing)")

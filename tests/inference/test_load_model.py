@@ -125,11 +125,15 @@ def cut(folder: Path) -> None:
         (edited(class_names=["a"] * 10), "different names"),
         (edited(pi_u=[0.0] * 10), "pi_u must be 10 shares with a positive sum"),
         (edited(confusion=[[1]]), "confusion must be 10 x 10"),
+        (edited(confusion=[[-1] * 10] * 10), "confusion must hold no count below 0"),
+        (edited(image_size=10**7), "image_size: Input should be less than or equal to 4096"),
+        (edited(std=[0.0, 1.0, 1.0]), "std must be positive"),
         (edited(tau="high"), "tau"),
         (edited(model={"name": "wrn_10_1"}), "does not belong to the model.json"),
         (cut, "model.safetensors: damaged or cut short"),
         (lambda folder: (folder / "model.json").unlink(), "model.json: does not exist"),
         (lambda folder: (folder / "model.json").write_text("{"), "no JSON"),
+        (lambda folder: (folder / "model.json").write_text("[" * 100_000), "no JSON"),
         (lambda folder: (folder / "model.safetensors").unlink(), "not finished"),
         (lambda folder: shutil.rmtree(folder), "no such model"),
     ],
@@ -143,6 +147,13 @@ def test_a_damaged_model_is_one_line(
     with pytest.raises(UserError) as caught:
         load_model(folder)
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_class_whose_folder_is_no_utf_8_has_a_digest(config: Config, tmp_path: Path) -> None:
+    shutil.copytree(config.run_dir, tmp_path / "copy")
+    edited(class_names=["caf\udce9", *map(str, range(9))])(tmp_path / "copy")
+    model = load_model(tmp_path / "copy")
+    assert model.class_names[0] == "caf\udce9" and len(model.digest()) == 64
 
 
 def test_other_paths_are_no_models(config: Config, tmp_path: Path) -> None:

@@ -114,6 +114,11 @@ def read_labels(path: Path) -> list[GivenLabel]:
             f"{path}: has no column `label`, only {', '.join(table.columns)}; fill in the class "
             "of each image that you know"
         )
+    if "class_id" in table.columns:
+        raise UserError(
+            f"{path}: holds a network's predictions, no labels; write what you know into the "
+            "column `label` of what `pseudo --queue` wrote"
+        )
     return [
         GivenLabel(
             record["path"], record.get("member", ""), nfc(record["label"].strip()), line=line

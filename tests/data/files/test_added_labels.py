@@ -155,5 +155,8 @@ def test_spreadsheets_and_tables_without_labels(tmp_path: Path, listed: Manifest
     assert labels(with_labels(listed, tmp_path / "out", queue).manifest) == {"0.jpg": "cats"}
     with pytest.raises(UserError, match="has no column `label`, only path, entropy"):
         with_labels(listed, tmp_path / "out", table(tmp_path, "path,entropy\nu/0.jpg,1\n"))
+    predicted = table(tmp_path, "path,class,class_id\nu/0.jpg,cats,0\n")
+    with pytest.raises(UserError, match="predictions, no labels"):
+        with_labels(listed, tmp_path / "out", predicted)
     with pytest.raises(UserError, match=r"none\.csv: cannot be read"):
         with_labels(listed, tmp_path / "out", tmp_path / "none.csv")
