@@ -199,6 +199,50 @@ class DASOConfig(MethodConfig):
     """Of the semantic alignment loss."""
 
 
+class CReSTPlusConfig(MethodConfig):
+    """CReST+ (CVPR 2021): generations that take over what the last one is sure of."""
+
+    paper_views = (1, 1)
+    smoke: ClassVar[dict[str, Any]] = {"generations": 2}
+    name: str = "crest_plus"
+    generations: int = Field(5, ge=1, le=1000)
+    """Networks trained one after another, each for an equal part of the run."""
+    align: bool = True
+    """False leaves out distribution alignment, which makes it CReST."""
+    align_min: float = Field(0.5, ge=0, le=1)
+    """Power of the labeled shares in the last generation's target; 1 in the first one."""
+    rate_root: float = Field(3.0, gt=0, le=100)
+    """Of the share of each class that joins the labeled images; large: nearly all of every class.
+    The published alpha is 1 / rate_root."""
+    window: int = Field(128, ge=1, le=10**6)
+    """Steps over which the mean prediction is taken."""
+
+
+class DARPConfig(MethodConfig):
+    """DARP (NeurIPS 2020): pseudo-labels refined together towards class counts."""
+
+    paper_views = (1, 2)
+    smoke: ClassVar[dict[str, Any]] = {"refine_every": 1}
+    name: str = "darp"
+    refine_after: float = Field(0.4, ge=0, le=1)
+    """Share of the run's periods that are plain FixMatch."""
+    refine_every: int = Field(10, ge=1, le=10**6)
+    """Steps between two refinements of all pseudo-labels."""
+    rounds: int = Field(10, ge=1, le=10**4)
+    """Of alternate scaling of rows and columns (the published T)."""
+    keep_factor: float = Field(2.0, gt=0, le=1000)
+    """Of each class as many images stay as it should have, times this (the published alpha)."""
+    shares: Annotated[tuple[float, ...], Strict(False)] | None = None
+    """Class shares of the unlabeled images, to any scale; None: those of the labeled ones."""
+
+    @field_validator("shares")
+    @classmethod
+    def _check_shares(cls, shares: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if shares is not None and not all(share > 0 for share in shares):
+            raise ValueError(f"each must be above 0, got {list(shares)}")
+        return shares
+
+
 @dataclass(frozen=True)
 class MethodEntry:
     """A method that `method.name` can mean."""
@@ -218,6 +262,8 @@ METHODS: dict[str, MethodEntry] = {
     "cdmad": MethodEntry(CDMADConfig, "simpro_fast.methods.cdmad:CDMAD"),
     "cpe": MethodEntry(CPEConfig, "simpro_fast.methods.cpe:CPE"),
     "daso": MethodEntry(DASOConfig, "simpro_fast.methods.daso:DASO"),
+    "crest_plus": MethodEntry(CReSTPlusConfig, "simpro_fast.methods.crest_plus:CReSTPlus"),
+    "darp": MethodEntry(DARPConfig, "simpro_fast.methods.darp:DARP"),
 }
 """By name, in the order in which they are listed; classes of one's own are added when they are
 first named, or by `simpro_fast.methods.register_method`."""

@@ -5,6 +5,8 @@ from simpro_fast.methods.acr import ACR, ACRNoAnchors
 from simpro_fast.methods.base import Method, common
 from simpro_fast.methods.cdmad import CDMAD
 from simpro_fast.methods.cpe import CPE
+from simpro_fast.methods.crest_plus import CReSTPlus
+from simpro_fast.methods.darp import DARP
 from simpro_fast.methods.daso import DASO
 from simpro_fast.methods.fixmatch import FixMatch
 from simpro_fast.methods.needs import Change, Heads, Needs, PhaseTools, Setting
@@ -24,8 +26,10 @@ __all__ = [
     "ACR",
     "CDMAD",
     "CPE",
+    "DARP",
     "DASO",
     "ACRNoAnchors",
+    "CReSTPlus",
     "Change",
     "FixMatch",
     "Heads",

@@ -108,16 +108,22 @@ class PriorTracker(nn.Module):
         return self.pi_u.numel()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PriorTracker:
-        # .half(), .bfloat16() and .to(dtype) come through here; the priors follow the device only.
-        own, self._buffers = self._buffers, {}
+        # .half(), .bfloat16() and .to(dtype) come through here; buffers, also those of a method's
+        # parts, follow the device only.
+        own = [(module, module._buffers) for module in self.modules()]
+        for module, _ in own:
+            module._buffers = {}
         try:
             super()._apply(fn, recurse)
         finally:
-            self._buffers = own
-        for name, buffer in own.items():
-            if buffer is not None:
-                moved = fn(buffer)
-                own[name] = moved if moved.dtype == buffer.dtype else buffer.to(moved.device)
+            for module, buffers in own:
+                module._buffers = buffers
+        for _, buffers in own:
+            for name, buffer in buffers.items():
+                if buffer is not None:
+                    moved = fn(buffer)
+                    kept = moved.dtype == buffer.dtype
+                    buffers[name] = moved if kept else buffer.to(moved.device)
         for name in self.rank_counts:
             setattr(self, name, getattr(self, name).to(self.pi_u.device))
         return self

@@ -29,6 +29,8 @@ METHOD_TITLES = {
     "cdmad": "CDMAD",
     "cpe": "CPE",
     "daso": "DASO",
+    "crest_plus": "CReST+",
+    "darp": "DARP",
 }
 
 
