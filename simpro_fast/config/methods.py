@@ -243,6 +243,26 @@ class DARPConfig(MethodConfig):
         return shares
 
 
+class CoSSLConfig(MethodConfig):
+    """CoSSL (CVPR 2022): a head of its own, trained on enhanced features of rare classes."""
+
+    paper_views = (1, 2)
+    smoke: ClassVar[dict[str, Any]] = {"cotrain_after": 0.4}
+    name: str = "cossl"
+    cotrain_after: float = Field(0.8, ge=0, le=1)
+    """Share of the run's periods whose pseudo-labels are plain FixMatch; the head learns too."""
+    queue_size: int = Field(256, ge=1, le=10**6)
+    """Features kept per class for the head to learn from; the table is saved in checkpoints."""
+    mix_min: float = Field(0.6, ge=0, le=1)
+    """Least share of a labeled image's own feature where it is mixed with another one."""
+    head_lr: float = Field(0.002, gt=0, le=10)
+    """Of the head's Adam, constant."""
+    head_weight_decay: float = Field(5e-4, ge=0, le=1)
+    """Of the head's weight, as part of the gradient."""
+    head_decay: float = Field(0.999, ge=0, lt=1)
+    """Of the head's moving average, per step."""
+
+
 @dataclass(frozen=True)
 class MethodEntry:
     """A method that `method.name` can mean."""
@@ -264,6 +284,7 @@ METHODS: dict[str, MethodEntry] = {
     "daso": MethodEntry(DASOConfig, "simpro_fast.methods.daso:DASO"),
     "crest_plus": MethodEntry(CReSTPlusConfig, "simpro_fast.methods.crest_plus:CReSTPlus"),
     "darp": MethodEntry(DARPConfig, "simpro_fast.methods.darp:DARP"),
+    "cossl": MethodEntry(CoSSLConfig, "simpro_fast.methods.cossl:CoSSL"),
 }
 """By name, in the order in which they are listed; classes of one's own are added when they are
 first named, or by `simpro_fast.methods.register_method`."""

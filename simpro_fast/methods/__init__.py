@@ -4,6 +4,7 @@ from simpro_fast.methods.abc import ABC
 from simpro_fast.methods.acr import ACR, ACRNoAnchors
 from simpro_fast.methods.base import Method, common
 from simpro_fast.methods.cdmad import CDMAD
+from simpro_fast.methods.cossl import CoSSL
 from simpro_fast.methods.cpe import CPE
 from simpro_fast.methods.crest_plus import CReSTPlus
 from simpro_fast.methods.darp import DARP
@@ -31,6 +32,7 @@ __all__ = [
     "ACRNoAnchors",
     "CReSTPlus",
     "Change",
+    "CoSSL",
     "FixMatch",
     "Heads",
     "Method",

@@ -31,6 +31,7 @@ METHOD_TITLES = {
     "daso": "DASO",
     "crest_plus": "CReST+",
     "darp": "DARP",
+    "cossl": "CoSSL",
 }
 
 
