@@ -263,6 +263,26 @@ class CoSSLConfig(MethodConfig):
     """Of the head's moving average, per step."""
 
 
+class CPGConfig(MethodConfig):
+    """CPG: images with stable pseudo-labels join the labeled ones; as far as it is known."""
+
+    paper_views = (1, 1)
+    smoke: ClassVar[dict[str, Any]] = {"warmup": 1, "window": 1, "min_votes": 0}
+    name: str = "cpg"
+    warmup: int = Field(30, ge=0, le=10**6)
+    """Periods before images vote."""
+    window: int = Field(5, ge=1, le=10**6)
+    """Periods of voting before images are accepted anew."""
+    min_votes: int = Field(12, ge=0, le=10**6)
+    """An image with more votes than these in a window may be accepted."""
+    copies: float = Field(10.0, ge=0, le=1000)
+    """Noisy features of an image of a class as large as the one at the lower third."""
+    noise: float = Field(1.0, ge=0, le=100)
+    """Their noise, for a class whose features all point one way."""
+    smoothing: float = Field(0.1, ge=0, lt=1)
+    """Of the main head's labels."""
+
+
 @dataclass(frozen=True)
 class MethodEntry:
     """A method that `method.name` can mean."""
@@ -285,6 +305,7 @@ METHODS: dict[str, MethodEntry] = {
     "crest_plus": MethodEntry(CReSTPlusConfig, "simpro_fast.methods.crest_plus:CReSTPlus"),
     "darp": MethodEntry(DARPConfig, "simpro_fast.methods.darp:DARP"),
     "cossl": MethodEntry(CoSSLConfig, "simpro_fast.methods.cossl:CoSSL"),
+    "cpg": MethodEntry(CPGConfig, "simpro_fast.methods.cpg:CPG"),
 }
 """By name, in the order in which they are listed; classes of one's own are added when they are
 first named, or by `simpro_fast.methods.register_method`."""

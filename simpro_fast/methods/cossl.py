@@ -146,9 +146,9 @@ class CoSSL(Method):
     def end_step(self, step: int) -> None:
         """All ranks' features into the queue, and a step of h on enhanced ones."""
         rows = self.labeled_rows
-        features, uniforms = self.from_ranks(rows.features), self.from_ranks(rows.uniforms)
-        push_rows(self.queue, self.pushed, features, self.from_ranks(rows.labels))
-        pool = torch.cat([features, self.from_ranks(self.unlabeled_rows.features)])
+        features, uniforms = self.from_ranks(rows["features"]), self.from_ranks(rows["uniforms"])
+        push_rows(self.queue, self.pushed, features, self.from_ranks(rows["labels"]))
+        pool = torch.cat([features, self.from_ranks(self.unlabeled_rows["features"])])
         self._train_head(*self._enhanced(uniforms.double(), pool), step + 1)
         rows.clear()
         self.unlabeled_rows.clear()

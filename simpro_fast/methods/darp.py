@@ -143,8 +143,8 @@ class DARP(Method):
     @torch.no_grad()
     def end_step(self, step: int) -> None:
         """All ranks' predictions into the table, and a refinement where it is due."""
-        positions = last_of_each(self.from_ranks(self.new.positions), len(self.table) - 1)
-        self.table.index_copy_(0, positions, self.from_ranks(self.new.predicted))
+        positions = last_of_each(self.from_ranks(self.new["positions"]), len(self.table) - 1)
+        self.table.index_copy_(0, positions, self.from_ranks(self.new["predicted"]))
         self.new.clear()
         if self.phase and (step + 1) % self.refine_every == 0:
             self.refine()

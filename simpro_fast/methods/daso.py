@@ -153,7 +153,7 @@ class DASO(Method):
     @torch.no_grad()
     def end_step(self, step: int) -> None:
         """All ranks' new features into the queue; at the end of a window a new m."""
-        self._push(self.from_ranks(self.new.features), self.from_ranks(self.new.labels))
+        self._push(self.from_ranks(self.new["features"]), self.from_ranks(self.new["labels"]))
         self.new.clear()
         if (step + 1) % self.window == 0:
             seen = self.over_ranks(self.labels_seen)

@@ -32,6 +32,7 @@ METHOD_TITLES = {
     "crest_plus": "CReST+",
     "darp": "DARP",
     "cossl": "CoSSL",
+    "cpg": "CPG",
 }
 
 
