@@ -1,6 +1,6 @@
-"""An experiment on the CPU: SimPro and FixMatch under five unlabeled distributions.
+"""An experiment on the CPU: every method under five unlabeled distributions.
 
-    python bench/experiment.py fashion_mnist_lt                     # all ten; skips finished runs
+    python bench/experiment.py fashion_mnist_lt                     # all cells; skips finished runs
     python bench/experiment.py fashion_mnist_lt --only reversed     # one row of the table
     python bench/experiment.py digits_lt --only reversed --seeds 1 2 3
     python bench/experiment.py fashion_mnist_lt --balanced          # class-balanced labeled batches
@@ -29,7 +29,9 @@ from typing import Any
 
 from simpro_fast.cli.members import train_members
 from simpro_fast.cli.sweep import Member, members_of
+from simpro_fast.config.methods import METHODS as REGISTERED
 from simpro_fast.evaluation import kl_divergence
+from simpro_fast.report.runs import METHOD_TITLES
 from simpro_fast.report.tables import METRICS, Block, markdown
 from simpro_fast.report.tables import Cell as Values
 from simpro_fast.utils.atomic_write import write_atomically
@@ -40,7 +42,7 @@ RESULTS = ROOT / "bench" / "results"
 DISTRIBUTIONS = ("consistent", "uniform", "reversed", "middle", "head_tail")
 LAUNCHER = (str(Path(sys.executable).parent / "deepspeed"), "--num_gpus=1", "launch/train.py")
 BALANCED = ["data.sampling=class_balanced", "train.steps=400"]
-METHODS = {"simpro": "SimPro", "fixmatch": "FixMatch"}
+METHODS = {name: METHOD_TITLES.get(name, name) for name in REGISTERED}
 Cell = tuple[str, str, int]
 """Distribution, method, seed."""
 FIELDS = (
@@ -137,13 +139,18 @@ def table(rows: list[dict[str, Any]]) -> str:
     for key in ("top1", "kl_pi_u"):
         shown = {
             title: [Values(_values(rows, d, method, key), len(seeds)) for d in done]
-            for method, title in METHODS.items()
+            for method, title in _used(rows).items()
         }
         if key == "kl_pi_u":
             levels = (_values(rows, d, "simpro", "kl_uniform")[:1] for d in done)
             shown["uniform guess"] = [Values(level) for level in levels]
         blocks.append(Block(METRICS[key], done, shown))
     return markdown(blocks, [f"Seeds {', '.join(seeds)}; of the last EMA weights on the test set."])
+
+
+def _used(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Titles of the methods that have results."""
+    return {m: title for m, title in METHODS.items() if any(r["method"] == m for r in rows)}
 
 
 def _values(rows: list[dict[str, Any]], distribution: str, method: str, key: str) -> list[float]:
@@ -164,17 +171,19 @@ def draw(dataset: str, rows: list[dict[str, Any]]) -> Path:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
-    width, colours = 0.38, {"simpro": "#0072B2", "fixmatch": "#D55E00"}
+    figure, panels = plt.subplots(1, 2, figsize=(13, 4.5), constrained_layout=True)
+    used = _used(rows)
+    width, colours = 0.8 / len(used), plt.get_cmap("tab20")
     for panel, key, label, form in (
         (panels[0], "top1", "top-1 accuracy (%)", "%.1f"),
         (panels[1], "kl_pi_u", "KL(true || estimate) of the unlabeled prior (nats)", "%.2f"),
     ):
-        for i, (method, title) in enumerate(METHODS.items()):
+        for i, (method, title) in enumerate(used.items()):
             values = [_mean(rows, d, method, key) or 0.0 for d in shown]
-            places = [x + (i - 0.5) * width for x in range(len(shown))]
-            bars = panel.bar(places, values, width, label=title, color=colours[method])
-            panel.bar_label(bars, fmt=form, fontsize=8, padding=1)
+            places = [x + (i - (len(used) - 1) / 2) * width for x in range(len(shown))]
+            bars = panel.bar(places, values, width, label=title, color=colours(i))
+            if len(used) <= 3:  # more would print over each other
+                panel.bar_label(bars, fmt=form, fontsize=8, padding=1)
         if key == "kl_pi_u":
             for x, name in enumerate(shown):
                 level = _mean(rows, name, "simpro", "kl_uniform")
@@ -185,7 +194,7 @@ def draw(dataset: str, rows: list[dict[str, Any]]) -> Path:
         panel.set_ylabel(label)
         panel.spines[["top", "right"]].set_visible(False)
         panel.margins(y=0.12)
-        panel.legend(frameon=False, fontsize=9)
+        panel.legend(frameon=False, fontsize=8, ncols=2)
     panels[0].set_title(f"{dataset}, by distribution of the unlabeled images")
     panels[1].set_title("How far the estimate is from the truth")
     path = RESULTS / f"{dataset}.png"

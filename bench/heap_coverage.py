@@ -150,7 +150,7 @@ def measure(distribution: str, seed: int) -> list[dict[str, Any]]:
                 "chains_agree": found.converged,
                 "missed": " ".join(f"{k}:{s:.4f}" for k, s in enumerate(shares) if not covered[k]),
                 **{
-                    f"kl_{name}": round(kl_divergence(truth, list(values)), 4)
+                    f"kl_{name}": round(kl_divergence(truth.tolist(), list(values)), 4)
                     for name, values in estimates.items()
                 },
                 "trained_at": described["commit"],

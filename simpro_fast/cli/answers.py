@@ -28,7 +28,7 @@ def common_flags(parser: CommandParser) -> None:
         help="skip: files that cannot be read do not make the exit code 1; they are left out and "
         "counted either way",
     )
-    parser.add_common("json", "quiet", "device", "batch_size", "threads")
+    parser.add_common("json", "quiet", "device", "batch_size", "threads", "trust_code")
 
 
 def prepare_folder(options: argparse.Namespace) -> None:

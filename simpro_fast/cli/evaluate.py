@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate; returns 0 done, 1 some images could not be read, and as `ending.verb`."""
     options = parse_arguments(arguments)
     prepare_folder(options)
-    model = load_model(options.model, options.device)
+    model = load_model(options.model, options.device, trust_code=options.trust_code)
     prior = chosen_prior(options.prior, model.class_names)
     progress = ProgressLine("evaluated", "images", shown=not options.quiet)
     if options.data is None:

@@ -48,7 +48,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--onnx", type=Path, metavar="FILE", help="write this ONNX file")
     parser.add_argument("--hub", type=Path, metavar="DIR", help="write this folder for a model hub")
     parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
-    parser.add_common("json", "quiet")
+    parser.add_common("json", "quiet", "trust_code")
     options = parser.parse(arguments)
     if not (options.onnx or options.hub):
         raise ConfigError("nothing to write; give --onnx FILE, --hub DIR or both")
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Export; returns 0 done, and as `ending.verb`."""
     options = parse_arguments(arguments)
     given = Path(options.model)
-    model = load_model(given, "cpu")
+    model = load_model(given, "cpu", trust_code=options.trust_code)
     written: dict[str, Any] = {}
     card = ""
     if options.onnx:

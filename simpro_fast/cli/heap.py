@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Estimate; returns 0 done, 1 some images could not be read, and as `ending.verb`."""
     options = parse_arguments(arguments)
     prepare_folder(options)
-    model = load_model(options.model, options.device)
+    model = load_model(options.model, options.device, trust_code=options.trust_code)
     sources = Sources(options.folders, None, sys.stdin.buffer)
     shape: dict[str, Any] = {
         "batch_size": options.batch_size,

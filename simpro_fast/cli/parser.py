@@ -42,6 +42,13 @@ _COMMON: dict[str, tuple[str, dict[str, Any]]] = {
             "help": "where the network runs; auto: a GPU where there is one",
         },
     ),
+    "trust_code": (
+        "--trust-code",
+        {
+            "action": "store_true",
+            "help": "import the module of a network of one's own, as model.json names it",
+        },
+    ),
     "batch_size": (
         "--batch-size",
         {"type": positive, "default": 256, "metavar": "N", "help": "images per forward pass (256)"},
@@ -102,7 +109,8 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("overrides", nargs="*", metavar="key.sub=value", help=help)
 
     def add_common(self, *names: str) -> None:
-        """Add flags that verbs share: `json`, `quiet`, `device`, `batch_size`, `threads`.
+        """Add flags that verbs share: `json`, `quiet`, `device`, `batch_size`,
+        `threads`, `trust_code`.
 
         `--version` and `--help` belong to every verb.
         """

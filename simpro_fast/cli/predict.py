@@ -96,7 +96,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace finished and interrupted output"
     )
-    parser.add_common("device", "batch_size", "threads", "json", "quiet")
+    parser.add_common("device", "batch_size", "threads", "json", "quiet", "trust_code")
     options = parser.parse(arguments)
     if options.output is None:
         for flag in ("logits", "resume", "overwrite"):
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     if options.output is not None:  # before seconds of loading
         table_format(options.output, {})
-    model = load_model(options.model, options.device)
+    model = load_model(options.model, options.device, trust_code=options.trust_code)
     prior = chosen_prior(options.prior, model.class_names)
     sources = Sources(options.sources, options.base, sys.stdin.buffer)
     run = _Run(options, model, prior, sources)

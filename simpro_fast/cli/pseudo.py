@@ -104,7 +104,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="skip: files that cannot be read do not make the exit code 1",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace what is there")
-    parser.add_common("device", "batch_size", "threads", "json", "quiet")
+    parser.add_common("device", "batch_size", "threads", "json", "quiet", "trust_code")
     options = parser.parse(arguments)
     if options.format is None:
         ending = options.output.suffix.lower() if options.output else ""
@@ -134,7 +134,9 @@ class _Run:
         self._queue: Path = self._output.with_name("queue.csv")
         if options.queue:
             _check_no_labels(self._queue)
-        self._model: TrainedModel = load_model(options.run, options.device)
+        self._model: TrainedModel = load_model(
+            options.run, options.device, trust_code=options.trust_code
+        )
         self._set: UnlabeledSet = unlabeled_set(options.run)
         self._rule = TrainingRule(self._set, self._model)
         self._names = self._model.class_names

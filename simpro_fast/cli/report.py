@@ -16,7 +16,6 @@ from simpro_fast.report.groups import check_same_split, group_runs, seeds_that_d
 from simpro_fast.report.pictures import FOLDER
 from simpro_fast.report.runs import Run, find_runs, load_run
 from simpro_fast.report.terminal import print_report, report_data
-from simpro_fast.run.live import STALE, read_live
 
 EXAMPLE = "runs/digits_lt/reversed/seed1"
 
@@ -73,6 +72,8 @@ def with_state(run: Run) -> Run:
     """What goes on in an unfinished run, or why it ended; a run of older keys stays as it is."""
     if not run.state:
         return run
+    from simpro_fast.run.live import STALE, read_live  # and torch, which finished runs do without
+
     try:
         live = read_live(run.path)
     except ConfigError:

@@ -191,7 +191,7 @@ def _distribution(
         shown = "-" if true is None else f"{100 * true:.1f} %"
         drawn = bar(share, true, top, width, block, mark)
         table.add_row(f"  {title}", shown, f"{100 * share:>7.1f} % {drawn}")
-    if truth is None:
+    if truth is None or counts is None:
         return ["", table]
     uniform = kl_divergence(counts, [1 / len(names)] * len(names))
     said = f"  {mark} truth; KL(true || estimate) {run.last('kl_pi_u'):.3f} nats"

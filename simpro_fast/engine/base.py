@@ -101,6 +101,13 @@ def load_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:
             f"(first: {missing[:1]}), {len(extra)} unknown (first: {extra[:1]}); "
             "use the configuration it was trained with"
         )
+    for name, tensor in model.state_dict().items():
+        if state[name].shape != tensor.shape:
+            raise UserError(
+                f"the checkpoint is of another model (size mismatch): {name} is "
+                f"{list(state[name].shape)} there and {list(tensor.shape)} here, such as with "
+                "another number of heads or classes; use the configuration it was trained with"
+            )
     model.load_state_dict(dict(state))
 
 

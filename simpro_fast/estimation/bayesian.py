@@ -10,7 +10,9 @@ K classes, true class y and predicted class c:
 
 It assumes that images of a class are confused alike in the validation set and in the heap, and
 nothing about the network's probabilities. Gibbs sampling with the true classes of the heap's images
-(counts by true and predicted class) as latent variables makes every step conjugate.
+(counts by true and predicted class) as latent variables makes every step conjugate. Alone it creeps
+where shares and rates explain the predicted counts in many ways, so that steps that change both and
+leave the predicted distribution about as it is go between (`_exchange`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ CHAINS = 4
 HEAP_PER_VALIDATION = 5
 ENOUGH_R_HAT = 1.02
 _FIRST_DRAWS = 1000
-_MOST_DRAWS = 32_000
+_MOST_DRAWS = 16_000
+_EXCHANGES = 2
+_KEPT = (0.1, 0.5, 0.9, 0.99)
 _INDEPENDENT_DRAWS = 400
 
 
@@ -67,7 +71,7 @@ def bayesian_shares(
     many: the uncertainty then is mostly that of the confusion matrix (intervals are at most a tenth
     wider than with all images), while the sampler needs steps in proportion to the ratio.
 
-    Up to 64 classes by Gibbs sampling; the chains are lengthened until they agree, up to 32,000
+    Up to 64 classes by Gibbs sampling; the chains are lengthened until they agree, up to 16,000
     steps of each. With more classes that takes too long: there 400 independent draws, each of rates
     and of a predicted distribution from their own posteriors and the shares of greatest likelihood
     for the two, stand in for the posterior. Where shares are small against their uncertainty these
@@ -124,12 +128,62 @@ def _gibbs(
             latent = rng.multinomial(heap, by_predicted).swapaxes(1, 2)
             shares = _dirichlet(rng, share_prior + latent.sum(axis=2))
             rates = _dirichlet(rng, rows + latent)
+            for _ in range(_EXCHANGES):
+                rates, shares = _exchange(rng, rates, shares, rows, heap, share_prior)
             kept.append(shares)
         sample = np.stack(kept[draws // 2 :], axis=1)
         r_hat = split_r_hat(sample)
         if r_hat <= enough_r_hat or 2 * draws > _MOST_DRAWS:
             return sample.reshape(-1, len(heap)), r_hat
         draws *= 2
+
+
+def _exchange(
+    rng: np.random.Generator,
+    rates: np.ndarray,
+    shares: np.ndarray,
+    rows: np.ndarray,
+    heap: np.ndarray,
+    share_prior: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """A Metropolis step of all chains in the coordinates rates [chain, K, K], q = shares @ rates.
+
+    There the posterior is Dirichlet(rows) for rates and Dirichlet(heap + 1) for q, independent of
+    each other but for the Jacobian 1 / |det rates| and for the prior of the shares, which must not
+    be negative. The proposal leaves those Dirichlet distributions as they are (a part of each gamma
+    variable is kept, the rest drawn anew), so that only the other factors decide.
+    """
+    chains, classes = shares.shape
+    keep = rng.choice(_KEPT)
+    changed = np.ones((chains, classes), bool)
+    if rng.random() < 0.5:  # one row alone, where all would hardly be accepted
+        changed = rng.integers(classes, size=(chains, 1)) == np.arange(classes)
+    proposed = np.where(changed[:, :, None], _renewed(rng, rates, rows, keep), rates)
+    q = _renewed(rng, (shares[:, None] @ rates)[:, 0], heap + 1.0, keep)
+    moved = np.linalg.solve(proposed.swapaxes(1, 2), q[:, :, None])[:, :, 0]
+    inside = moved.min(axis=1) > 0
+    gain = np.linalg.slogdet(rates)[1] - np.linalg.slogdet(proposed)[1]
+    logs = np.log(np.where(inside[:, None], moved, 1.0)) - np.log(shares)
+    gain = gain + (share_prior - 1) * logs.sum(axis=1)
+    accepted = inside & (np.log(rng.random(chains)) < gain)
+    return (
+        np.where(accepted[:, None, None], proposed, rates),
+        np.where(accepted[:, None], moved, shares),
+    )
+
+
+def _renewed(
+    rng: np.random.Generator, point: np.ndarray, weights: np.ndarray, keep: float
+) -> np.ndarray:
+    """A step that leaves Dirichlet(weights) over the last axis as it is, and is reversible.
+
+    As gamma variables: Beta(keep w, (1 - keep) w) of each stays, Gamma((1 - keep) w) comes anew.
+    """
+    mass = rng.standard_gamma(np.broadcast_to(weights.sum(axis=-1), point.shape[:-1]))
+    kept = rng.beta(weights * keep, weights * (1 - keep), size=point.shape)
+    fresh = rng.standard_gamma(weights * (1 - keep), size=point.shape)
+    draws = np.maximum(point * mass[..., None] * kept + fresh, 1e-200)
+    return draws / draws.sum(axis=-1, keepdims=True)
 
 
 def _independent(

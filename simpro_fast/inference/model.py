@@ -23,7 +23,7 @@ from simpro_fast.errors import UserError
 from simpro_fast.estimation.posterior import posterior, resolve_prior
 from simpro_fast.evaluation import network_input
 from simpro_fast.inference.model_file import DESCRIPTION, WEIGHTS, ModelFile, read_model_file
-from simpro_fast.models import build_model
+from simpro_fast.models import build_model, needs_import
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.parallel_map import in_order
 from simpro_fast.utils.regular_file import no_file, read_regular
@@ -155,16 +155,20 @@ class TrainedModel:
         return found
 
 
-def load_model(path: str | os.PathLike[str], device: str = "auto") -> TrainedModel:
+def load_model(
+    path: str | os.PathLike[str], device: str = "auto", *, trust_code: bool = False
+) -> TrainedModel:
     """Load a trained network.
 
     Args:
         path: a run directory, its `model.safetensors`, or a folder that `export --hub` wrote.
         device: `auto` (a GPU where there is one), `cpu` or `cuda`.
+        trust_code: import the module of a network of one's own (`model.name: my_net.build`), which
+            runs its code. Whoever wrote `model.json` has chosen the module.
 
     Raises:
-        UserError: no model there, a file is damaged or cut, they do not belong together, or the
-            format is another version's.
+        UserError: no model there, a file is damaged or cut, they do not belong together, the
+            format is another version's, or the network is code that is not trusted.
     """
     given = Path(path)
     folder = given if given.is_dir() else given.parent
@@ -181,6 +185,11 @@ def load_model(path: str | os.PathLike[str], device: str = "auto") -> TrainedMod
             )
         raise UserError(f"{weights}: {said}; give a run directory or its {WEIGHTS}")
     file = read_model_file(folder / DESCRIPTION)
+    if needs_import(file.model.name) and not trust_code:
+        raise UserError(
+            f"{folder}: the network is {file.model.name}, code outside simpro_fast; if you trust "
+            "it, give --trust-code (load_model(..., trust_code=True)), or register_model first"
+        )
     # The kernel that a GPU trained with is not asked for on a machine without one.
     network = file.model.model_copy(update={"norm_impl": "auto"})
     module = build_model(network, len(file.class_names), file.image_size, seed=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -99,7 +99,7 @@ class Method(PriorTracker):
         return Needs()
 
     @classmethod
-    def build(cls, config: Any, setting: Setting) -> Self:
+    def build(cls, config: Any, setting: Setting) -> Method:
         """The method of a run, on the CPU."""
         return cls(config, setting)  # type: ignore[call-arg, arg-type]
 

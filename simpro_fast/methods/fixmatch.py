@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -64,7 +64,7 @@ class FixMatch(PseudoLabelMethod):
         )
 
     @classmethod
-    def build(cls, config: Any, setting: Setting) -> Self:
+    def build(cls, config: Any, setting: Setting) -> FixMatch:
         return cls(**common(config, setting), hard=config.hard)
 
     def adjustments(self, dtype: torch.dtype) -> tuple[None, None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -80,7 +80,7 @@ class SimPro(PseudoLabelMethod):
         self.adjust_loss = adjust_loss
 
     @classmethod
-    def build(cls, config: Any, setting: Setting) -> Self:
+    def build(cls, config: Any, setting: Setting) -> SimPro:
         own = {key: getattr(config, key) for key in cls.Config.own_keys()}
         return cls(**common(config, setting), **own)
 

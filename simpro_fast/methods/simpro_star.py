@@ -24,13 +24,18 @@ class SimProStar(SimPro):
     distribution, the uniform or the reversed one; it stays so to the end, while phi goes on. The
     paper names neither the distance nor what becomes of phi, and no code was published: here it is
     the symmetrised KL divergence, which the code of ACR takes for the same three anchors, and phi
-    is what the network is trained on in either case. Published numbers are of the consistent,
-    uniform and reversed distributions only; on others the nearest anchor is still a wrong one.
+    is what the network is trained on in either case. Compared is the moving average without the
+    uniform distribution that it started from: with momentum 0.9 the average after five periods is
+    nearest to the uniform anchor whatever the images are (estimates that are right from the first
+    period on, CIFAR-10-LT of ratio 100: 0.107 to uniform, 0.314 to the true one). Published numbers
+    are of the consistent, uniform and reversed distributions only; on others the nearest anchor is
+    still a wrong one.
 
     Variants are those of SimPro. The state is SimPro's; all of it is equal on all ranks.
 
     Args:
-        anchor_after: periods of SimPro before. In a loop of one's own call `choose_anchor` then.
+        anchor_after: periods of SimPro before. In a loop of one's own call `choose_anchor` after
+            so many calls of `update_priors`.
         others: as in `SimPro`.
     """
 
@@ -57,7 +62,11 @@ class SimProStar(SimPro):
     @torch.no_grad()
     def choose_anchor(self) -> str:
         """Make the nearest anchor pi_u for good, and say which one it is."""
-        nearest = int(symmetric_kl(self.normalised_pi_u(), self.anchors).argmin())
+        start = self.momentum**self.anchor_after / self.num_classes
+        seen = (self.pi_u - start).clamp_min(0)
+        # Nothing seen, by rounding: the uniform start is all there is.
+        estimate = seen / seen.sum() if seen.sum() > 1e-9 else self.normalised_pi_u()
+        nearest = int(symmetric_kl(estimate, self.anchors).argmin())
         self.pi_u.copy_(self.anchors[nearest])
         self.phase = 1
         return NAMES[nearest]

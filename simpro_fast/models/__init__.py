@@ -5,7 +5,7 @@ from simpro_fast.models.batch_norm import (
     convert_sync_batch_norm,
     first_rank_buffers,
 )
-from simpro_fast.models.build import build_model, list_models, register_model
+from simpro_fast.models.build import build_model, list_models, needs_import, register_model
 from simpro_fast.models.ema import ModelEMA
 from simpro_fast.models.head import BranchPool, MultiHead, feature_size, head_of, plain_copy
 from simpro_fast.models.pretrained import PretrainedReport, load_pretrained, weights_sha256
@@ -23,6 +23,7 @@ __all__ = [
     "head_of",
     "list_models",
     "load_pretrained",
+    "needs_import",
     "plain_copy",
     "register_model",
     "weights_sha256",

@@ -57,6 +57,11 @@ def register_model(name: str, builder: ModelBuilder) -> None:
     _REGISTERED[name] = builder
 
 
+def needs_import(name: str) -> bool:
+    """Whether building `model.name: name` imports a module that is not ours."""
+    return name not in _REGISTERED and is_dotted(name)
+
+
 def build_model(
     model: ModelConfig,
     num_classes: int,
@@ -120,7 +125,7 @@ def build_model(
 
 def _construct(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
     own = _REGISTERED.get(model.name)
-    if own is None and is_dotted(model.name):
+    if needs_import(model.name):
         own = import_function("model.name", model.name)
     if own is not None or model.name.startswith(PREFIX):
         if model.activation is not None:

@@ -36,7 +36,7 @@ class FinishedRun(Run):
     @cached_property
     def model(self) -> TrainedModel:
         """The averaged network, see `load_model`."""
-        return load_model(self.path)
+        return load_model(self.path, trust_code=True)  # it has just been trained here
 
     def __repr__(self) -> str:
         summary, top1 = self.summary, self.summary["top1"]

@@ -30,7 +30,7 @@ def run_training(
     """Train to `train.steps`, from the newest checkpoint; a finished run is left as it is.
 
     Args:
-        dry_run: one step, nothing is written.
+        dry_run: some steps, nothing is written.
         empty_first: start from an empty run directory, as `--smoke` does.
         guest: the process is another program's, such as a notebook's: its signals are left alone,
             nothing ends the process, and what goes wrong is raised.

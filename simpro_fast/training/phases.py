@@ -33,7 +33,7 @@ class Labeled:
     def __init__(self, config: Config, dataset: ArrayDataset, split: Split) -> None:
         self._config, self._dataset = config, dataset
         self._joined: tuple[Tensor, Tensor] | None = None
-        self.split, self.since = split, 0
+        self.split, self._own, self.since = split, split, 0
         self._draws = self._draws_of(split)
 
     def draws(self, first: int, stop: int) -> list[int]:
@@ -53,8 +53,17 @@ class Labeled:
         return {"since": self.since, "positions": positions, "labels": labels}
 
     def load(self, state: dict[str, Any] | None) -> None:
+        """Restore; None: no image has joined.
+
+        Raises:
+            ValueError, LookupError: positions or labels of other lists.
+        """
+        self.split, self._joined, self.since = self._own, None, 0
         if state is not None:
-            self.join(state["since"], state["positions"], state["labels"])
+            labels, classes = state["labels"], self._dataset.num_classes
+            if ((labels < 0) | (labels >= classes)).any():
+                raise ValueError(f"pseudo-labels that are none of the {classes} classes")
+            self.join(state["since"], state["positions"], labels)
 
     def _draws_of(self, split: Split) -> LabeledDraws:
         labels, classes = split.targets(self._dataset), self._dataset.num_classes
@@ -191,5 +200,8 @@ class Phases:
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore; a checkpoint of before there were phases has neither."""
-        self._method.phase = state.get("phase", 0)
+        phase = state.get("phase", 0)
+        if not isinstance(phase, int):
+            raise TypeError(f"the phase is a {type(phase).__name__}")
+        self._method.phase = phase
         self._labeled.load(state.get("pseudo_labeled"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from simpro_fast.config.methods import METHODS
 from tests import processes
 from tests.conftest import ROOT
 from tests.processes import clean_environment
@@ -138,3 +139,10 @@ def test_the_parts_of_the_data_are_measured() -> None:
         "fashion_mnist",
         "cifar",
     ]
+
+
+def test_the_methods_bench_compares_all_of_them() -> None:
+    size = ["data.batch_size=8", "data.mu=1", "train.threads=1"]
+    done = bench("bench_methods.py", "--smoke", "--config=digits_lt/reversed", *size)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == list(METHODS)

@@ -57,7 +57,7 @@ def test_configs_exist(config: str) -> None:
 
 
 def test_own_images_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (command,) = re.findall(r"python launch/prepare\.py ((?:.*\\\n)*.*)", README)
+    (command,) = re.findall(r"simpro-fast prepare ((?:.*\\\n)*.*)", README)
     tidy(tmp_path / "photos")
     monkeypatch.chdir(tmp_path)
     assert prepare.main(command.replace("\\\n", " ").split()) == 0

@@ -22,7 +22,7 @@ def outputs(notebook: Any, kind: str) -> list[Any]:
 def test_the_notebook_runs_and_its_table_grows(tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     for cell in notebook.cells:
-        cell.source = cell.source.replace("steps = 100", "steps = 11")
+        cell.source = cell.source.replace("steps = 60", "steps = 11")
     kernel = {**clean_environment(), "PYTHONPATH": f"{ROOT}:{ROOT}/.links", "OMP_NUM_THREADS": "1"}
     NotebookClient(
         notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}, allow_errors=False
@@ -40,4 +40,4 @@ def test_the_committed_outputs_are_small_and_name_no_place() -> None:
     assert NOTEBOOK.stat().st_size < 60_000
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     said = str(outputs(notebook, "stream"))
-    assert "100 steps" in said and "/tmp" not in said and "Traceback" not in str(notebook)
+    assert "60 steps" in said and "/tmp" not in said and "Traceback" not in str(notebook)

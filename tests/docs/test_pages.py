@@ -39,7 +39,7 @@ def test_tutorial_digits(tmp_path: Path) -> None:
     rows = (tmp_path / "heap.csv").read_text().splitlines()
     assert len(rows) == 1 + len(list((tmp_path / "heap").iterdir())) and rows[0].startswith("path")
     heap = json.loads((tmp_path / "answers" / "heap.json").read_text())
-    assert len(heap["classes"]) == 10
+    assert len(heap["rows"]) == 10
     evaluated = json.loads((tmp_path / "answers" / "evaluation.json").read_text())
     assert evaluated["images"] == 400
     assert (tmp_path / "digits.onnx").stat().st_size > 100_000
@@ -75,7 +75,7 @@ def test_tutorial_own_images(tmp_path: Path) -> None:
     labels = (tmp_path / "labels.csv").read_text().splitlines()
     assert len(labels) == 1 + 60 and "zéro" in "".join(labels)
     heap = json.loads((tmp_path / "answers" / "heap.json").read_text())
-    assert {row["class"] for row in heap["classes"]} == {"zéro", "one two", "three"}
+    assert {row["class"] for row in heap["rows"]} == {"zéro", "one two", "three"}
     hub = simpro_fast.load_model(tmp_path / "photos-model")
     assert hub.class_names == tuple(after["class_names"])
     assert any("photos.onnx" in text for text in said.values())

@@ -32,7 +32,7 @@ def test_gibbs_sampling_gives_the_exact_posterior(confusion, predicted, weight):
     confusion, predicted = np.array(confusion), np.array(predicted)
     classes = len(predicted)
     row_prior = default_row_prior(classes) if weight is None else np.full((classes,) * 2, weight)
-    found = bayesian_shares(confusion, predicted, seed=3, row_prior=row_prior)
+    found = bayesian_shares(confusion, predicted, seed=3, row_prior=row_prior, enough_r_hat=1.004)
     shares, weights = exact_sample(confusion, predicted, row_prior, np.random.default_rng(0))
     np.testing.assert_allclose(found.estimate, weights @ shares, atol=0.02)
     for k in range(classes):
@@ -53,15 +53,15 @@ def heap(rng, classes, per_class, images):
 
 def test_intervals_cover_the_shares_of_imagined_heaps():
     rng, covered = np.random.default_rng(5), []
-    for seed in range(30):
+    for seed in range(12):
         shares, confusion, predicted = heap(rng, 5, 30, 400)
         found = bayesian_shares(confusion, predicted, seed=seed, enough_r_hat=1.05)
         assert found.converged
         assert found.estimate.sum() == pytest.approx(1)
         assert (found.low <= found.estimate).all() and (found.estimate <= found.high).all()
         covered.append((found.low <= shares) & (shares <= found.high))
-    # 150 shares at 95 %, those of one heap dependent: four standard errors either way
-    assert 0.87 <= np.mean(covered) <= 1
+    # 60 shares at 95 %, those of one heap dependent: four standard errors
+    assert np.mean(covered) >= 0.84
 
 
 def test_the_result_is_a_function_of_seed_and_counts():

@@ -60,7 +60,9 @@ def test_nearest_anchor_after_some_periods_and_for_good(
         star.update_priors()
         plain.update_priors()
     assert torch.equal(star.pi_u, plain.pi_u) and torch.equal(star.phi, plain.phi)
-    estimate = star.normalised_pi_u().tolist()
+    # Without what is left of the uniform start: 0.5 ** 4 of it.
+    left = [float(p) - 0.5**4 / 3 for p in star.pi_u]
+    estimate = [p / sum(left) for p in left]
     share = [c / sum(counts) for c in counts]
     order = sorted(range(3), key=lambda k: -counts[k])
     turned = {k: share[order[-1 - r]] for r, k in enumerate(order)}
@@ -80,6 +82,19 @@ def test_nearest_anchor_after_some_periods_and_for_good(
     weak = torch.zeros(1, 3, dtype=torch.float64)
     out = star(*inputs(9, shares)[:2], weak, weak.repeat(2, 1))
     assert nearest[int(out.pseudo_labels)] == max(nearest)
+
+
+@pytest.mark.parametrize("distribution", ["consistent", "uniform", "reversed"])
+def test_right_anchor_from_right_estimates_with_the_published_momentum(distribution: str) -> None:
+    """Five periods at 0.9 leave 59 % of the uniform start in pi_u."""
+    counts = (500, 299, 179, 107, 64, 38, 23, 13, 8, 5)
+    star = SimProStar(counts, momentum=0.9)
+    true = star.anchors[["consistent", "uniform", "reversed"].index(distribution)]
+    for _ in range(5):
+        star.accumulate(torch.zeros(64, dtype=torch.int64), 5000 * true)
+        star.update_priors()
+    assert star.choose_anchor() == distribution
+    assert torch.equal(star.pi_u, true)
 
 
 @pytest.mark.parametrize("counts", [(5, 3, 0), (7,)], ids=["a class without labels", "one class"])

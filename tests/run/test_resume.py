@@ -142,6 +142,16 @@ WRONG: dict[str, Callable[[dict[str, Any]], object]] = {
     "optimizer of other weights": lambda state: state["optimizer"].update(other={}),
     "prior of another length": lambda state: state["method"].update(pi_u=torch.zeros(3).double()),
     "counts of another length": lambda state: state.update(accumulators=torch.zeros(1, 3)),
+    "heads of another method": lambda state: state["model"].update(
+        {"head.weight": torch.zeros(20, 128), "head.bias": torch.zeros(20)}
+    ),
+    "phase that is none": lambda state: state.update(phase="second"),
+    "labels of no class": lambda state: state.update(
+        pseudo_labeled={"since": 2, "positions": torch.tensor([3]), "labels": torch.tensor([10])}
+    ),
+    "joined images of another list": lambda state: state.update(
+        pseudo_labeled={"since": 2, "positions": torch.tensor([9**9]), "labels": torch.tensor([1])}
+    ),
     "weights not finite": lambda state: state["ema"][_first_weight(state)].fill_(torch.nan),
     "unknown key": lambda state: state["config"]["optim"].update(lrr=1.0),
 }

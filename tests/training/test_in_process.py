@@ -163,7 +163,10 @@ def test_dotted_paths_in_a_process_of_its_own(own: Any, tree: dict[str, Any]) ->
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    model = simpro_fast.load_model(folder / "runs" / "smoke" / "own" / "seed1")
+    run = folder / "runs" / "smoke" / "own" / "seed1"
+    with pytest.raises(UserError, match=r"own_stripes\.build_net, code outside .*--trust-code"):
+        simpro_fast.load_model(run)
+    model = simpro_fast.load_model(run, trust_code=True)
     assert isinstance(model.module, nn.Sequential) and model.class_names == ("a", "b", "c")
 
 

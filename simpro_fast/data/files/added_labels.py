@@ -128,7 +128,7 @@ class _Adding:
     def __init__(self, manifest: Manifest, folder: Path, source: Path) -> None:
         self._manifest, self._rows, self._source = manifest, list(manifest.rows), source
         self._classes = set(manifest.class_names)
-        self._bases = (folder.resolve(), source.parent.resolve(), Path.cwd())
+        self._bases = (source.parent.resolve(), folder.resolve(), Path.cwd())
         self._places: dict[_Key, list[int]] = defaultdict(list)
         for place, row in enumerate(manifest.rows):
             self._places[nfc(row.path), row.member].append(place)
@@ -155,15 +155,17 @@ class _Adding:
             if not item.label:
                 self.empty += 1
                 continue
-            key = self._key(item)
-            if key is None:
+            keys = self._keys(item, kept)
+            if not keys:
                 self.lost += 1
                 reason = None if kept else "is not in the list"
+            elif len(keys) > 1:
+                reason = f"is {keys[0][0]} or {keys[1][0]}; write the whole path"
             elif item.label not in self._classes and not new_classes:
                 near = hint(item.label, self._classes)
                 reason = f"class {item.label!r} is unknown (a new one needs --new-classes){near}"
             else:
-                reason = self._move(key, item.label, said.setdefault(key, item.label))
+                reason = self._move(keys[0], item.label, said.setdefault(keys[0], item.label))
             if reason is not None:
                 name = f"{item.path} member {item.member}" if item.member else item.path
                 wrong.append(f"line {item.line}, {name}: {reason}")
@@ -173,9 +175,11 @@ class _Adding:
                 f"{self._source}: {'; '.join(wrong[:_SHOWN])}{more}; nothing was written"
             )
 
-    def _key(self, item: GivenLabel) -> _Key | None:
-        keys = ((nfc(os.path.normpath(base / item.path)), item.member) for base in self._bases)
-        return next((key for key in keys if key in self._places), None)
+    def _keys(self, item: GivenLabel, kept: bool) -> list[_Key]:
+        """The listed images that a line may mean; the paths that we keep have one base."""
+        bases = self._bases[:1] if kept else self._bases
+        keys = ((nfc(os.path.normpath(base / item.path)), item.member) for base in bases)
+        return list(dict.fromkeys(key for key in keys if key in self._places))
 
     def _move(self, key: _Key, label: str, first: str) -> str | None:
         """Label one image; why that cannot be, or None."""

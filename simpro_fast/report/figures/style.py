@@ -155,6 +155,7 @@ def save_png(figure: Figure, path: Path) -> None:
     """Raises as `replacing` does."""
     with replacing(path) as file:
         figure.savefig(file, format="png")
+    figure.set_layout_engine("none")  # the same places in other formats, not found a second time
 
 
 def svg_uri(figure: Figure) -> str:

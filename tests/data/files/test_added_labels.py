@@ -124,6 +124,18 @@ def test_wrong_lines_are_named_before_anything_is_written(
     assert not list((tmp_path / "out").iterdir())
 
 
+def test_path_that_could_mean_two_images(tmp_path: Path, listed: Manifest) -> None:
+    """Relative to the table it is one of the list, relative to the manifest another."""
+    twin = Row(f"{tmp_path}/out/u/0.jpg", "", "unlabeled")
+    manifest = make_manifest(tmp_path, [*listed.rows, twin])
+    queue = table(tmp_path, "path,label\nu/0.jpg,cats\n")
+    with pytest.raises(UserError, match=f"is {tmp_path}/u/0.jpg or {twin.path}; write the whole"):
+        with_labels(manifest, tmp_path / "out", queue)
+    queue.write_text(f"path,label\n{twin.path},cats\n")
+    done = with_labels(manifest, tmp_path / "out", queue)
+    assert [row.path for row in done.manifest.rows if row.label == "cats"][1:] == [twin.path]
+
+
 def test_new_classes_on_request(tmp_path: Path, listed: Manifest) -> None:
     queue = table(tmp_path, "path,label\nu/0.jpg,owls\nu/1.jpg,owls\n")
     done = with_labels(listed, tmp_path / "out", queue, new_classes=True)
