@@ -53,7 +53,7 @@ class DARP(Method):
     1e-6. The tracked pi_u counts the labels that are trained on, so it leans to `shares`.
 
     State, equal on all ranks, which collect the predictions of all and refine for themselves: P,
-    4 M K bytes, and label and confidence of every row of X. A refinement needs about 50 M K bytes
+    4 M K bytes, and label and confidence of every row of X. A refinement needs up to 70 M K bytes
     for a moment.
     """
 
