@@ -327,7 +327,7 @@ def method_entry(name: str, *, may_import: bool = True) -> MethodEntry:
         return METHODS[name]
     if not may_import or not is_dotted(name):
         raise _unknown(name)
-    found = import_function("method.name", name)
+    found = import_function("method.name", name, "class")
     entry = entry_of(name, found)
     METHODS[name] = entry
     return entry
