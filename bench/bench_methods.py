@@ -30,7 +30,7 @@ from simpro_fast.training.trainer import Trainer
 
 BASE = "simpro"
 WARM_UP = 3
-PERIODS = 12
+PERIODS = 3
 # Short periods, so that all phases are over after a few steps; a threshold that most images pass.
 COMMON = (
     *("train.period=1", f"train.steps={100 * PERIODS}", "method.threshold=0.2"),

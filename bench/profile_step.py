@@ -70,7 +70,7 @@ class Parts:
         self.current = "other"
         for part, owner, name in (
             ("data", trainer.loader, "next"),
-            ("forward", trainer, "forward"),
+            ("forward", trainer, "inputs"),
             ("method", trainer, "method"),
             ("guard", trainer.guard, "watch"),
             ("backward", trainer.engine, "backward"),
@@ -92,7 +92,7 @@ class Parts:
             self.current = before
             return result
 
-        # `forward` and `method` are modules or callables that the trainer holds as attributes.
+        # `inputs` and `method` are modules or callables that the trainer holds as attributes.
         vars(owner)[name] = timed
         if hasattr(owner, "_modules"):
             owner._modules.pop(name, None)

@@ -243,6 +243,46 @@ class DARPConfig(MethodConfig):
         return shares
 
 
+class CoSSLConfig(MethodConfig):
+    """CoSSL (CVPR 2022): a head of its own, trained on enhanced features of rare classes."""
+
+    paper_views = (1, 2)
+    smoke: ClassVar[dict[str, Any]] = {"cotrain_after": 0.4}
+    name: str = "cossl"
+    cotrain_after: float = Field(0.8, ge=0, le=1)
+    """Share of the run's periods whose pseudo-labels are plain FixMatch; the head learns too."""
+    queue_size: int = Field(256, ge=1, le=10**6)
+    """Features kept per class for the head to learn from; the table is saved in checkpoints."""
+    mix_min: float = Field(0.6, ge=0, le=1)
+    """Least share of a labeled image's own feature where it is mixed with another one."""
+    head_lr: float = Field(0.002, gt=0, le=10)
+    """Of the head's Adam, constant."""
+    head_weight_decay: float = Field(5e-4, ge=0, le=1)
+    """Of the head's weight, as part of the gradient."""
+    head_decay: float = Field(0.999, ge=0, lt=1)
+    """Of the head's moving average, per step."""
+
+
+class CPGConfig(MethodConfig):
+    """CPG: images with stable pseudo-labels join the labeled ones; as far as it is known."""
+
+    paper_views = (1, 1)
+    smoke: ClassVar[dict[str, Any]] = {"warmup": 1, "window": 1, "min_votes": 0}
+    name: str = "cpg"
+    warmup: int = Field(30, ge=0, le=10**6)
+    """Periods before images vote."""
+    window: int = Field(5, ge=1, le=10**6)
+    """Periods of voting before images are accepted anew."""
+    min_votes: int = Field(12, ge=0, le=10**6)
+    """An image with more votes than these in a window may be accepted."""
+    copies: float = Field(10.0, ge=0, le=1000)
+    """Noisy features of an image of a class as large as the one at the lower third."""
+    noise: float = Field(1.0, ge=0, le=100)
+    """Their noise, for a class whose features all point one way."""
+    smoothing: float = Field(0.1, ge=0, lt=1)
+    """Of the main head's labels."""
+
+
 @dataclass(frozen=True)
 class MethodEntry:
     """A method that `method.name` can mean."""
@@ -264,6 +304,8 @@ METHODS: dict[str, MethodEntry] = {
     "daso": MethodEntry(DASOConfig, "simpro_fast.methods.daso:DASO"),
     "crest_plus": MethodEntry(CReSTPlusConfig, "simpro_fast.methods.crest_plus:CReSTPlus"),
     "darp": MethodEntry(DARPConfig, "simpro_fast.methods.darp:DARP"),
+    "cossl": MethodEntry(CoSSLConfig, "simpro_fast.methods.cossl:CoSSL"),
+    "cpg": MethodEntry(CPGConfig, "simpro_fast.methods.cpg:CPG"),
 }
 """By name, in the order in which they are listed; classes of one's own are added when they are
 first named, or by `simpro_fast.methods.register_method`."""
@@ -285,7 +327,7 @@ def method_entry(name: str, *, may_import: bool = True) -> MethodEntry:
         return METHODS[name]
     if not may_import or not is_dotted(name):
         raise _unknown(name)
-    found = import_function("method.name", name)
+    found = import_function("method.name", name, "class")
     entry = entry_of(name, found)
     METHODS[name] = entry
     return entry

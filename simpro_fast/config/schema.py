@@ -120,7 +120,7 @@ class EvaluateConfig(Section):
     batch_size: int = Field(512, gt=0, **NOTHING)
     heap_images: int = Field(20_000, ge=0, **NOTHING)
     """Most unlabeled images that the estimate of their class shares at the end of a run looks at,
-    where there is a test set; 0: no estimate."""
+    where there is a test set and at most 200 classes; 0: no estimate."""
 
 
 class DistributedConfig(Section):

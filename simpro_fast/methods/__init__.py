@@ -4,7 +4,9 @@ from simpro_fast.methods.abc import ABC
 from simpro_fast.methods.acr import ACR, ACRNoAnchors
 from simpro_fast.methods.base import Method, common
 from simpro_fast.methods.cdmad import CDMAD
+from simpro_fast.methods.cossl import CoSSL
 from simpro_fast.methods.cpe import CPE
+from simpro_fast.methods.cpg import CPG
 from simpro_fast.methods.crest_plus import CReSTPlus
 from simpro_fast.methods.darp import DARP
 from simpro_fast.methods.daso import DASO
@@ -26,11 +28,13 @@ __all__ = [
     "ACR",
     "CDMAD",
     "CPE",
+    "CPG",
     "DARP",
     "DASO",
     "ACRNoAnchors",
     "CReSTPlus",
     "Change",
+    "CoSSL",
     "FixMatch",
     "Heads",
     "Method",

@@ -53,7 +53,7 @@ class DARP(Method):
     1e-6. The tracked pi_u counts the labels that are trained on, so it leans to `shares`.
 
     State, equal on all ranks, which collect the predictions of all and refine for themselves: P,
-    4 M K bytes, and label and confidence of every row of X. A refinement needs about 50 M K bytes
+    4 M K bytes, and label and confidence of every row of X. A refinement needs up to 70 M K bytes
     for a moment.
     """
 
@@ -143,8 +143,8 @@ class DARP(Method):
     @torch.no_grad()
     def end_step(self, step: int) -> None:
         """All ranks' predictions into the table, and a refinement where it is due."""
-        positions = last_of_each(self.from_ranks(self.new.positions), len(self.table) - 1)
-        self.table.index_copy_(0, positions, self.from_ranks(self.new.predicted))
+        positions = last_of_each(self.from_ranks(self.new["positions"]), len(self.table) - 1)
+        self.table.index_copy_(0, positions, self.from_ranks(self.new["predicted"]))
         self.new.clear()
         if self.phase and (step + 1) % self.refine_every == 0:
             self.refine()

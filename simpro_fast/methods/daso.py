@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
-import torch.distributed as dist
 from simpro_kernels import adjusted_cross_entropy, pseudo_label_cross_entropy
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from simpro_fast.config.methods import DASOConfig
 from simpro_fast.methods.base import Method, common, prior_dtype
+from simpro_fast.methods.class_queue import push_rows
 from simpro_fast.methods.needs import Needs, Setting
 from simpro_fast.methods.output import MethodOutput
 from simpro_fast.methods.priors import IGNORED_TARGET
+from simpro_fast.methods.step_rows import StepRows
 
 
 class DASO(Method):
@@ -60,9 +61,6 @@ class DASO(Method):
     pushed: Tensor
     prototypes: Tensor
     label_share: Tensor
-    new_features: Tensor
-    new_labels: Tensor
-    new_rows: Tensor
 
     @classmethod
     def needs(cls, config: DASOConfig) -> Needs:
@@ -75,18 +73,17 @@ class DASO(Method):
         self.proto_temperature = config.proto_temperature
         self.dist_temperature = config.dist_temperature
         classes, size = setting.num_classes, setting.features
-        ranks = dist.is_available() and dist.is_initialized()
-        batch = setting.batch_size // (dist.get_world_size(self.process_group) if ranks else 1)
         # One row more, for what has no place.
         self.register_buffer("queue", torch.zeros(classes * self.queue_size + 1, size))
         self.register_buffer("pushed", torch.zeros(classes, dtype=torch.int64))
         self.register_buffer("prototypes", torch.zeros(classes, size))
         self.register_buffer("label_share", torch.full_like(self.phi, 1 / classes))
         self.labels_seen = torch.zeros_like(self.phi)
-        # What this rank's forward passes of a step leave for `end_step`.
-        self.register_buffer("new_features", torch.zeros(batch, size), persistent=False)
-        self.register_buffer("new_labels", torch.full((batch,), IGNORED_TARGET), persistent=False)
-        self.register_buffer("new_rows", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.new = StepRows(
+            *(setting.batch_size, self.process_group),
+            features=torch.zeros(size),
+            labels=torch.tensor(IGNORED_TARGET),
+        )
 
     def phase_at(self, period: int) -> int:
         """0: FixMatch; 1: DASO."""
@@ -149,20 +146,15 @@ class DASO(Method):
     @torch.no_grad()
     def _remember(self, features: Tensor, targets: Tensor, pseudo_labels: Tensor) -> None:
         """Of this micro-batch: features and labels of the weak labeled views, the first ones."""
-        count = len(targets)
-        rows = self.new_rows + torch.arange(count, device=targets.device)
-        self.new_features.index_copy_(0, rows, features[:count].to(self.new_features.dtype))
-        self.new_labels.index_copy_(0, rows, targets)
-        self.new_rows.add_(count)
+        self.new.add(features=features[: len(targets)], labels=targets)
         ones = torch.ones_like(pseudo_labels, dtype=self.labels_seen.dtype)
         self.labels_seen.index_add_(0, pseudo_labels, ones)
 
     @torch.no_grad()
     def end_step(self, step: int) -> None:
         """All ranks' new features into the queue; at the end of a window a new m."""
-        self._push(self.from_ranks(self.new_features), self.from_ranks(self.new_labels))
-        self.new_labels.fill_(IGNORED_TARGET)
-        self.new_rows.zero_()
+        self._push(self.from_ranks(self.new["features"]), self.from_ranks(self.new["labels"]))
+        self.new.clear()
         if (step + 1) % self.window == 0:
             seen = self.over_ranks(self.labels_seen)
             self.label_share.copy_(torch.where(seen.sum() > 0, seen / seen.sum(), self.label_share))
@@ -170,18 +162,9 @@ class DASO(Method):
 
     def _push(self, features: Tensor, labels: Tensor) -> None:
         """Rows in their order: the oldest of a class give way, ignored ones go nowhere."""
-        size, classes = self.queue_size, torch.arange(self.num_classes, device=labels.device)
-        of_class = (labels[:, None] == classes).long()
-        place = (of_class.cumsum(0) * of_class).sum(1) - 1  # among the new ones of its class
-        total = of_class.sum(0)
-        label = labels.clamp(0, self.num_classes - 1)
-        stays = (place >= 0) & (place >= total[label] - size)
-        slot = label * size + (self.pushed[label] + place) % size
-        self.queue.index_copy_(0, torch.where(stays, slot, len(self.queue) - 1), features)
-        self.queue[-1].zero_()
-        self.pushed += total
-        kept = self.pushed.clamp(1, size)[:, None]
-        self.prototypes.copy_(self.queue[:-1].view(len(classes), size, -1).sum(1) / kept)
+        push_rows(self.queue, self.pushed, features, labels)
+        held = self.queue[:-1].view(self.num_classes, self.queue_size, -1)
+        self.prototypes.copy_(held.sum(1) / self.pushed.clamp(1, self.queue_size)[:, None])
 
     def normalised_pi_u(self) -> Tensor:
         """m, float64 [K]: the estimate that training follows."""

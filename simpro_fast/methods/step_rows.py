@@ -16,8 +16,8 @@ class StepRows(nn.Module):
     Args:
         images: of a step over all ranks; ranks share them equally.
         group: these ranks; None: all.
-        rows: by name one row, from which shape and type are taken; buffers of these names hold as
-            many of them as this rank has images, and at first copies of this row.
+        rows: by name one row, from which shape and type are taken; of each name there are as many
+            as this rank has images, at first copies of this one.
     """
 
     used: Tensor
@@ -31,14 +31,17 @@ class StepRows(nn.Module):
             self.register_buffer(name, repeated, persistent=False)
         self.register_buffer("used", torch.zeros((), dtype=torch.int64), persistent=False)
 
+    def __getitem__(self, name: str) -> Tensor:
+        """All rows of this name, once those of the step are there."""
+        return self.get_buffer(name)
+
     @torch.no_grad()
     def add(self, **rows: Tensor) -> None:
         """Those of the next micro-batch, as many of each name."""
         count = len(next(iter(rows.values())))
         places = self.used + torch.arange(count, device=self.used.device)
         for name, values in rows.items():
-            buffer = getattr(self, name)
-            buffer.index_copy_(0, places, values.detach().to(buffer.dtype))
+            self[name].index_copy_(0, places, values.detach().to(self[name].dtype))
         self.used.add_(count)
 
     def clear(self) -> None:

@@ -31,6 +31,8 @@ METHOD_TITLES = {
     "daso": "DASO",
     "crest_plus": "CReST+",
     "darp": "DARP",
+    "cossl": "CoSSL",
+    "cpg": "CPG",
 }
 
 

@@ -18,6 +18,8 @@ from simpro_fast.errors import UserError
 from simpro_fast.estimation.bayesian import bayesian_shares
 from simpro_fast.evaluation import Evaluation, evaluate, network_input
 
+MOST_CLASSES = 200
+"""Beyond, sampling takes minutes; `simpro-fast heap` does it when it is asked to."""
 ENOUGH_R_HAT = 1.05
 """A second of sampling at the end of a run; `simpro-fast heap` takes longer."""
 
@@ -64,11 +66,12 @@ def estimate_shares(
     the seed and shared among the ranks, and from the confusion matrix of the test.
 
     Returns:
-        `heap` of summary.json; None without a confusion matrix or any image to look at.
+        `heap` of summary.json; None without a confusion matrix or any image to look at, or with
+        more than MOST_CLASSES classes.
     """
     confusion = None if evaluation is None else evaluation.confusion
     count, seed = min(config.evaluate.heap_images, len(split.unlabeled)), config.seed
-    if confusion is None or not count:
+    if confusion is None or not count or dataset.num_classes > MOST_CLASSES:
         return None
     drawn = np.sort(ShuffledOrder(len(split.unlabeled), seed, Stream.HEAP)(0, count))
     mine = split.unlabeled[drawn[ranks.rank :: ranks.world_size]]

@@ -17,11 +17,12 @@ def is_dotted(name: str) -> bool:
     return len(parts) > 1 and all(part.isidentifier() for part in parts)
 
 
-def import_function(key: str, name: str) -> Callable[..., Any]:
+def import_function(key: str, name: str, kind: str = "function") -> Callable[..., Any]:
     """The function (or class) at `package.module.function`; importing runs the module's code.
 
     Args:
         key: configuration key that holds `name`, for errors.
+        kind: what is looked for, for errors.
 
     Raises:
         ConfigError: no such module on Python's path, it fails on import, or it has no such
@@ -51,7 +52,7 @@ def import_function(key: str, name: str) -> Callable[..., Any]:
         functions = [n for n, o in vars(module).items() if callable(o) and not n.startswith("_")]
         near = difflib.get_close_matches(function_name, functions, n=1)
         hint = f"; did you mean {module_name}.{near[0]}?" if near else ""
-        raise ConfigError(f"{said}: {module_name} has no function {function_name}{hint}")
+        raise ConfigError(f"{said}: {module_name} has no {kind} {function_name}{hint}")
     function: Callable[..., Any] = found
     return function
 

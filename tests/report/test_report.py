@@ -90,7 +90,7 @@ def test_a_hundred_classes_are_grouped() -> None:
     text = printed(make_summary(100, per_class=per_class))
     assert row_of(text, "0-4").split() == ["0-4", str(150 + 149 + 148 + 147 + 146), "2.0"]
     assert row_of(text, "95-99").split()[-1] == "97.0"
-    assert len(text.splitlines()) < 60
+    assert len(text.splitlines()) < 64  # four of them say what was found
 
 
 def test_unknown_truth_and_no_test_set() -> None:

@@ -230,8 +230,9 @@ def test_registered_name(tiny: MakeConfig) -> None:
     [
         ("simprow", "did you mean 'simpro'"),
         ("no_such_package.Method", "there is no module no_such_package"),
-        ("tests.conftest.ROOT", "must be a subclass of"),
-        ("tests.conftest.Missing", "must be a subclass of"),
+        ("tests.conftest.ROOT", "tests.conftest has no class ROOT"),
+        ("tests.conftest.Missing", "tests.conftest has no class Missing"),
+        ("tests.conftest.pytest_configure", "must be a subclass of"),
         ("os.system('x').a", "is not one of"),
         ("", "is not one of"),
     ],

@@ -33,6 +33,7 @@ OTHER_NAMES = {
 }
 """What other programs call our columns; taken where ours is missing and no two could be meant."""
 _SHOWN = 120
+_HEADER_LINES = 20
 _WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _WIDE_ENDS = tuple(end.encode(code) for end in "\n\r" for code in ("utf-16-le", "utf-16-be"))
 
@@ -86,6 +87,10 @@ def _opened(path: Path, missing: str) -> Iterator[tuple[tuple[str, ...], Iterato
             encoding, errors = ("utf-16", "strict") if wide else ("utf-8-sig", "surrogateescape")
             text = io.TextIOWrapper(file, encoding, errors, newline="")
             first = text.readline()
+            for _ in range(_HEADER_LINES):  # a quoted name may hold the end of a line
+                if first.count('"') % 2 == 0:
+                    break
+                first += text.readline()
             if "\0" in first:
                 raise UserError(
                     f"{path}: its first line holds NUL characters, as UTF-16 without its mark has; "
