@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simpro_fast.printable import printable, printables
-from simpro_fast.report.findings import finding, shared_warnings
+from simpro_fast.report.findings import Interval, finding, intervals, shared_warnings
 from simpro_fast.report.groups import Group
 from simpro_fast.report.runs import METHOD_TITLES, Run, kl_of_uniform
 from simpro_fast.utils.atomic_write import finite
@@ -26,6 +26,8 @@ from simpro_fast.utils.terminal import plain_table, rendered
 _MAX_ROWS = 20
 _MAX_NAME = 18
 _MIN_BAR, _MAX_BAR = 8, 40
+_INTERVAL = 22
+"""Columns of an estimate with its interval."""
 _LEAST_NAME = 24
 _BESIDE = 3
 """Experiments that stand beside each other, class by class; more have one line each."""
@@ -88,7 +90,7 @@ def print_report(
                 f"{group.label} {spread_text(group.number('kl_pi_u'), 3)}" for group in groups
             )
             parts.append(
-                f"  {block} estimate, {mark} truth; KL(true || estimate) in nats: {values} "
+                f"  {block} pi_u, {mark} truth; KL(true || pi_u) in nats: {values} "
                 f"(a uniform guess: {kl_of_uniform(truth):.3f})"
             )
         parts.append("")
@@ -213,7 +215,10 @@ def _class_table(groups: Sequence[Group]) -> Table:
 
 
 def _distribution_table(groups: Sequence[Group], width: int, block: str, mark: str) -> Table:
-    """Shares of the classes in the unlabeled set: the truth, and every estimate as a bar."""
+    """Shares of the classes in the unlabeled set: the truth, and every pi_u as a bar.
+
+    Of a single run the estimate with its intervals, where there is one, comes before pi_u.
+    """
     first = groups[0].summary
     rows = _rows(first)
     images = [_total(first.get("unlabeled_counts"), classes) for _, classes in rows]
@@ -222,11 +227,16 @@ def _distribution_table(groups: Sequence[Group], width: int, block: str, mark: s
     means = [group.vector("pi_u")[0] for group in groups]
     shares = [[_sum(mean, classes) for mean in means] for _, classes in rows]
     top = max(truths + [s for row in shares for s in row if math.isfinite(s)], default=0.0) or 1.0
-    space = (width - 32 - max(9, *map(len, images))) // len(groups) - 11
+    alone = len(groups) == 1 and len(groups[0].runs) == 1 and len(rows) == len(means[0])
+    bounds = intervals(first) if alone else None
+    reserved = 32 + (_INTERVAL if bounds else 0)
+    space = (width - reserved - max(9, *map(len, images))) // len(groups) - 11
     bar_width = max(_MIN_BAR, min(_MAX_BAR, space))
     table = plain_table("unlabeled set", "images", "true")
+    if bounds:
+        table.add_column(Text("estimate, 95 %", style="bold"), no_wrap=True)
     for group in groups:
-        table.add_column(Text(f"{group.label} estimate", style="bold"), no_wrap=True)
+        table.add_column(Text(f"{group.label} pi_u", style="bold"), no_wrap=True)
     for row, (title, _) in enumerate(rows):
         truth = truths[row] if truths else None
         bars = (
@@ -235,8 +245,14 @@ def _distribution_table(groups: Sequence[Group], width: int, block: str, mark: s
             else f"{'-':>9}"
             for share in shares[row]
         )
-        table.add_row(title, images[row], _percent(truth), *bars)
+        interval = [_interval(bounds[row])] if bounds else []
+        table.add_row(title, images[row], _percent(truth), *interval, *bars)
     return table
+
+
+def _interval(found: Interval) -> str:
+    low, high = 100 * found.low, 100 * found.high
+    return f"{100 * found.estimate:.1f} % ({low:.0f} to {high:.0f})"
 
 
 def bar(share: float, truth: float | None, top: float, width: int, block: str, mark: str) -> str:

@@ -57,7 +57,7 @@ def test_accuracies_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bars(text: str) -> dict[str, str]:
-    table, _, _ = text[text.index("unlabeled set") :].partition("\n  \u2588 estimate")
+    table, _, _ = text[text.index("unlabeled set") :].partition("\n  \u2588 pi_u")
     lines = table.splitlines()[1:]
     return {line.split()[0]: line.rpartition("% ")[2] for line in lines}
 

@@ -44,7 +44,16 @@ def load_dataset(data: DataConfig) -> ArrayDataset:
             f"data.name={data.name!r} is unknown; {hint}known: {', '.join(dataset_names())}, "
             "or package.module.function for a loader of your own"
         )
-    return _checked(loader(data), f"data.name={data.name}")
+    try:
+        loaded = loader(data)
+    except UserError:
+        raise
+    except Exception as error:  # whatever a stranger's function raises
+        said = (str(error).splitlines() or ["no reason given"])[0]
+        raise UserError(
+            f"data.name={data.name}: the function failed ({type(error).__name__}: {said})"
+        ) from error
+    return _checked(loaded, f"data.name={data.name}")
 
 
 def register_dataset(name: str, loader: DatasetLoader) -> None:

@@ -72,7 +72,7 @@ def prior(drawn: Drawn, width: float) -> Figure | None:
         mean, spread = group.vector("pi_u")
         kl, _ = group.number("kl_pi_u")
         note = "" if kl is None else f" (KL {kl:.3f} nats)"
-        word = " estimate" if len(drawn.groups) <= _BARS_OF else ""
+        word = ": pi_u" if len(drawn.groups) <= _BARS_OF else ""
         name = f"{drawn.legend(index)}{word}{note}"
         series.append(Series(name, colour(index), index, 100 * mean[order], 100 * spread[order]))
     if not any(np.isfinite(s.values).any() for s in series if s.place >= 0):
@@ -220,7 +220,7 @@ def _intervals(axes: Axes, drawn: Drawn, order: np.ndarray, num_series: int) -> 
             markeredgewidth=0.6,
             elinewidth=1.1,
             capsize=2,
-            label=None if labeled else "estimate with 95 % interval",
+            label=None if labeled else "estimate, 95 % interval",
         )
         labeled = True
 
