@@ -196,7 +196,7 @@ def _distribution(
     if truth is None or counts is None:
         return ["", table]
     uniform = kl_divergence(counts, [1 / len(names)] * len(names))
-    said = f"  {mark} truth; KL(true || estimate) {run.last('kl_pi_u'):.3f} nats"
+    said = f"  {mark} truth; KL(true || pi_u) {run.last('kl_pi_u'):.3f} nats"
     return ["", table, Text(f"{said} (a uniform guess: {uniform:.3f})")]
 
 

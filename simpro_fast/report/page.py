@@ -118,7 +118,7 @@ def _summary_table(groups: Sequence[Group]) -> Table:
             lines.append([f"{title}, %", *values])
     if groups[0].summary.get("pi_u_true") is not None:
         kl = [spread_text(group.number("kl_pi_u"), 3) for group in groups]
-        lines.append(["KL(true || estimate), nats", *kl])
+        lines.append(["KL(true || pi_u), nats", *kl])
     speed = [spread_text(group.number("images_per_second"), 0) for group in groups]
     if set(speed) != {"-"}:
         lines.append(["views per second", *speed])
@@ -166,7 +166,7 @@ def _prior_table(groups: Sequence[Group], names: Sequence[str]) -> Table:
         columns.append([_percent(m, s) for m, s in zip(mean, spread, strict=True)])
         bounds = intervals(group.summary)
         if bounds:
-            head.append(f"{group.label}: with interval, %")
+            head.append(f"{group.label}: estimate, %")
             columns.append(
                 [
                     f"{100 * i.estimate:.1f} ({100 * i.low:.1f} to {100 * i.high:.1f})"

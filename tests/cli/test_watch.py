@@ -80,7 +80,7 @@ def test_one_frame_holds_what_the_files_say(
     assert "top-1 42.0 % at step 10, best 42.0 % at step 10  ▁█" in shown
     assert re.search(r"^  0 +4\.6 % +10\.0 % █+│█+$", shown, re.MULTILINE), shown
     assert "evil\\x1b[31m" in shown and "\x1b" not in shown
-    assert "KL(true || estimate) 0.250 nats (a uniform guess: 0.098)" in shown
+    assert "KL(true || pi_u) 0.250 nats (a uniform guess: 0.098)" in shown
     assert f"0 on {HERE}, process {os.getpid()}: training, step 11" in shown
 
 

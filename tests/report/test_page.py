@@ -92,7 +92,7 @@ def test_every_section_has_its_content(nasty: Page) -> None:
     text = nasty.text
     for section, parts in {
         "summary": ("The unlabeled images are mostly class", "overall, %", "KL(true"),
-        "unlabeled": ("with interval, %", " to "),
+        "unlabeled": ("estimate, %", " to "),
         "classes": ("labeled",),
         "reliability": ("expected calibration error: 0.0710", "temperature that fits best: 1.420"),
         "views": ("12 \u00d7 12 pixels", "rotate 3, solarize 2"),

@@ -38,10 +38,10 @@ def kl(drawn: Drawn, width: float) -> Figure | None:
     guess = kl_of_uniform(truth)
     ends = _lines(axes, drawn, "kl_pi_u", 1.0)
     axes.axhline(guess, color=MUTED, linestyle=":", label=f"uniform guess ({guess:.3f})")
-    axes.set_ylabel("KL(true || estimate) (nats)")
+    axes.set_ylabel("KL(true || pi_u) (nats)")
     axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
     _label_ends(axes, drawn, ends, "{:.3f}", 2.3)
-    set_title(axes, f"{drawn.title}: distance of the estimate from the truth", width)
+    set_title(axes, f"{drawn.title}: distance of pi_u from the truth", width)
     legend_below(figure, axes, width)
     return figure
 
