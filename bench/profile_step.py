@@ -83,10 +83,10 @@ class Parts:
     def wrap(self, part: str, owner: Any, name: str) -> None:
         run: Callable[..., Any] = getattr(owner, name)
 
-        def timed(*arguments: Any) -> Any:
+        def timed(*arguments: Any, **named: Any) -> Any:
             before, self.current = self.current, part
             started = self.now()
-            result = run(*arguments)
+            result = run(*arguments, **named)
             # Confident strong views ask the method inside `forward`: parts may nest.
             self.seconds[part] += self.now() - started
             self.current = before
