@@ -71,7 +71,7 @@ class Parts:
         for part, owner, name in (
             ("data", trainer.loader, "next"),
             ("forward", trainer, "inputs"),
-            ("method", trainer, "method"),
+            ("method", trainer.method, "forward"),
             ("guard", trainer.guard, "watch"),
             ("backward", trainer.engine, "backward"),
             ("optimizer", trainer.engine, "step"),
@@ -92,10 +92,8 @@ class Parts:
             self.current = before
             return result
 
-        # `inputs` and `method` are modules or callables that the trainer holds as attributes.
+        # Callables that their owners hold as attributes; an instance's own come first.
         vars(owner)[name] = timed
-        if hasattr(owner, "_modules"):
-            owner._modules.pop(name, None)
 
     def now(self) -> float:
         if self.device.type == "cuda":
