@@ -92,16 +92,13 @@ class ABC(Method):
         drawn = (uniform_unlabeled[:, 0] < share).to(balanced.loss.dtype)
         rows = balanced.loss * drawn.repeat(self.strong_views)
         unlabeled = plain.loss + self.strong_views * rows.sum() / max(1, len(rows))
-        if self.training:
-            self.accumulate(targets, balanced.class_mass)
-        return MethodOutput(
-            loss=self.alpha * labeled + unlabeled,
-            loss_labeled=labeled.detach(),
-            loss_unlabeled=unlabeled.detach(),
-            mask_rate=balanced.mask.sum() / max(1, balanced.mask.numel()),
-            class_mass=balanced.class_mass,
-            mask=balanced.mask,
-            pseudo_labels=pseudo_labels,
+        return self._counted(
+            labeled,
+            unlabeled,
+            targets,
+            balanced.mask,
+            pseudo_labels,
+            balanced.class_mass,
         )
 
     def _labeled_loss(self, logits: Tensor, targets: Tensor, uniform: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from simpro_fast.methods.anchors import anchors, labeled_prior, symmetric_kl
 from simpro_fast.methods.base import Method, common, prior_dtype
 from simpro_fast.methods.needs import Heads, Needs, PhaseTools, Setting
 from simpro_fast.methods.output import MethodOutput
-from simpro_fast.methods.priors import IGNORED_TARGET
 
 A, B = 0, 1
 
@@ -94,30 +93,13 @@ class ACR(Method):
             impl=self.impl,
         )
         pseudo_labels, masks = self._targets(logits_weak.detach(), self._bound)
-        rows = adjusted_cross_entropy(
-            logits_strong.reshape(-1, classes),
-            torch.where(masks, pseudo_labels, IGNORED_TARGET).flatten(),
-            None,
-            reduction="none",
-            impl=self.impl,
-        )
+        rows = self._hard_rows(logits_strong, pseudo_labels, masks)
         unlabeled = 2 * rows.mean()
         mask, given = masks[:, B], pseudo_labels[:, B]
-        mass = torch.zeros(classes, dtype=dtype, device=mask.device)
-        mass.index_add_(0, given, mask.to(dtype))
         if self.training:
-            self.accumulate(targets, mass)
             confidence, best = logits_weak[:, B].detach().to(dtype).softmax(1).max(1)
             self.sure.index_add_(0, best, (confidence >= self._bound).to(self.sure.dtype))
-        return MethodOutput(
-            loss=self.alpha * labeled + unlabeled,
-            loss_labeled=labeled.detach(),
-            loss_unlabeled=unlabeled.detach(),
-            mask_rate=mask.sum() / max(1, mask.numel()),
-            class_mass=mass,
-            mask=mask,
-            pseudo_labels=given,
-        )
+        return self._counted(labeled, unlabeled, targets, mask, given)
 
     def _targets(self, logits_weak: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
         """Pseudo-labels int64 [N, 2] and masks bool [N, 2] of both heads."""

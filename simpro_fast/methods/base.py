@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
+from simpro_kernels import adjusted_cross_entropy
 from torch import Tensor, nn
 
 from simpro_fast.config.methods import MethodConfig
@@ -211,6 +212,56 @@ class Method(PriorTracker):
                 f"logits_strong must have strong_views * N = {self.strong_views} * {images} = "
                 f"{self.strong_views * images} rows, got {rows}"
             )
+
+    def _hard_rows(self, logits_strong: Tensor, pseudo_labels: Tensor, mask: Tensor) -> Tensor:
+        """Cross entropy of every strong row and head towards one-hot pseudo-labels, 0 where masked.
+
+        Args:
+            logits_strong: [V*N, K], or with heads [V*N, ..., K].
+            pseudo_labels: int64, mask: bool; together [N], or with heads [N, ...].
+
+        Returns:
+            Losses of the flattened rows of `logits_strong`.
+        """
+        return adjusted_cross_entropy(
+            logits_strong.reshape(-1, self.num_classes),
+            torch.where(mask, pseudo_labels, IGNORED_TARGET).flatten(),
+            None,
+            reduction="none",
+            impl=self.impl,
+        )
+
+    def _counted(
+        self,
+        labeled: Tensor,
+        unlabeled: Tensor,
+        targets: Tensor,
+        mask: Tensor,
+        pseudo_labels: Tensor,
+        class_mass: Tensor | None = None,
+    ) -> MethodOutput:
+        """The end of a `forward`: in training the step is counted for pi_u and phi.
+
+        Args:
+            labeled, unlabeled: [] losses, before alpha.
+            targets: of `_checked_targets`.
+            mask: bool [N]. pseudo_labels: int64 [N].
+            class_mass: [K]; None: of one-hot pseudo-labels, one for each kept image.
+        """
+        if class_mass is None:
+            class_mass = torch.zeros(self.num_classes, dtype=labeled.dtype, device=mask.device)
+            class_mass.index_add_(0, pseudo_labels, mask.to(labeled.dtype))
+        if self.training:
+            self.accumulate(targets, class_mass)
+        return MethodOutput(
+            loss=self.alpha * labeled + unlabeled,
+            loss_labeled=labeled.detach(),
+            loss_unlabeled=unlabeled.detach(),
+            mask_rate=mask.sum() / max(1, mask.numel()),
+            class_mass=class_mass,
+            mask=mask,
+            pseudo_labels=pseudo_labels,
+        )
 
     def _checked_targets(self, targets: Tensor) -> Tensor:
         """int64 [B] from any integer type."""

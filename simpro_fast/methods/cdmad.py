@@ -73,16 +73,15 @@ class CDMAD(Method):
         unlabeled = pseudo_label_cross_entropy(
             weak, logits_strong, bias, None, self._bound, impl=self.impl
         )
-        if self.training:
-            self.accumulate(targets, unlabeled.class_mass)
-        return MethodOutput(
-            loss=self.alpha * labeled + unlabeled.loss,
-            loss_labeled=labeled.detach(),
-            loss_unlabeled=unlabeled.loss.detach(),
-            mask_rate=unlabeled.mask.sum() / max(1, unlabeled.mask.numel()),
-            class_mass=unlabeled.class_mass,
-            mask=unlabeled.mask,
-            pseudo_labels=(weak if bias is None else weak + bias).argmax(1),
+        return self._counted(
+            *(
+                labeled,
+                unlabeled.loss,
+                targets,
+                unlabeled.mask,
+                (weak if bias is None else weak + bias).argmax(1),
+                unlabeled.class_mass,
+            )
         )
 
     @torch.no_grad()

@@ -128,18 +128,18 @@ class CoSSL(Method):
             weak, logits_strong, None, None, self._bound, hard=True, impl=self.impl
         )
         if self.training:
-            self.accumulate(targets, unlabeled.class_mass)
             last_view = teacher_labeled[len(teacher_labeled) - len(targets) :]
             self.labeled_rows.add(features=last_view, labels=targets, uniforms=uniform_labeled)
             self.unlabeled_rows.add(features=teacher_weak)
-        return MethodOutput(
-            loss=self.alpha * labeled + unlabeled.loss,
-            loss_labeled=labeled.detach(),
-            loss_unlabeled=unlabeled.loss.detach(),
-            mask_rate=unlabeled.mask.sum() / max(1, unlabeled.mask.numel()),
-            class_mass=unlabeled.class_mass,
-            mask=unlabeled.mask,
-            pseudo_labels=weak.argmax(1),
+        return self._counted(
+            *(
+                labeled,
+                unlabeled.loss,
+                targets,
+                unlabeled.mask,
+                weak.argmax(1),
+                unlabeled.class_mass,
+            )
         )
 
     @torch.no_grad()

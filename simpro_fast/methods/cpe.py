@@ -14,7 +14,6 @@ from simpro_fast.methods.anchors import labeled_prior
 from simpro_fast.methods.base import Method, common, prior_dtype
 from simpro_fast.methods.needs import Heads, Needs, Setting
 from simpro_fast.methods.output import MethodOutput
-from simpro_fast.methods.priors import IGNORED_TARGET
 
 EXPERTS = BRANCHES = 3
 PREDICTS = 1
@@ -98,13 +97,7 @@ class CPE(Method):
         branch = torch.arange(BRANCHES, device=given.device)
         # [N, branches, experts]
         used = kept[:, None] & (branch[:, None] < self.branches_of[given][:, None])
-        rows = adjusted_cross_entropy(
-            logits_strong.reshape(-1, self.num_classes),
-            torch.where(used, given[:, None], IGNORED_TARGET).flatten(),
-            None,
-            reduction="none",
-            impl=self.impl,
-        )
+        rows = self._hard_rows(logits_strong, given[:, None], used)
         of_expert = rows.view(-1, BRANCHES, EXPERTS).sum((0, 1))
         if self.mean_over == "terms":
             unlabeled = of_expert / (self.strong_views * used.sum((0, 1)) + 1e-12)
@@ -112,19 +105,7 @@ class CPE(Method):
             unlabeled = of_expert / max(1, len(logits_strong))
         unlabeled = unlabeled.sum()
         mask, pseudo_labels = kept[:, PREDICTS], given[:, PREDICTS]
-        mass = torch.zeros(self.num_classes, dtype=dtype, device=mask.device)
-        mass.index_add_(0, pseudo_labels, mask.to(dtype))
-        if self.training:
-            self.accumulate(targets, mass)
-        return MethodOutput(
-            loss=self.alpha * labeled + unlabeled,
-            loss_labeled=labeled.detach(),
-            loss_unlabeled=unlabeled.detach(),
-            mask_rate=mask.sum() / max(1, mask.numel()),
-            class_mass=mass,
-            mask=mask,
-            pseudo_labels=pseudo_labels,
-        )
+        return self._counted(labeled, unlabeled, targets, mask, pseudo_labels)
 
     @torch.no_grad()
     def confident(self, logits_weak: Tensor) -> Tensor:

@@ -158,21 +158,10 @@ class CPG(Method):
             *(weak[:, AUXILIARY], logits_strong[:, AUXILIARY], None, None, 0.0), impl=self.impl
         ).loss
         mask, pseudo_labels = self._candidates(weak[:, MAIN], logits_strong.detach()[:, MAIN])
-        mass = torch.zeros(self.num_classes, dtype=dtype, device=mask.device)
-        mass.index_add_(0, pseudo_labels, mask.to(dtype))
         if self.training:
-            self.accumulate(targets, mass)
             place = unlabeled_positions * self.num_classes + pseudo_labels
             self.new.add(place=torch.where(mask, place, len(self.votes) - 1))
-        return MethodOutput(
-            loss=self.alpha * labeled + unlabeled,
-            loss_labeled=labeled.detach(),
-            loss_unlabeled=unlabeled.detach(),
-            mask_rate=mask.sum() / max(1, mask.numel()),
-            class_mass=mass,
-            mask=mask,
-            pseudo_labels=pseudo_labels,
-        )
+        return self._counted(labeled, unlabeled, targets, mask, pseudo_labels)
 
     def _main_loss(
         self, logits: Tensor, targets: Tensor, log_prior: Tensor, weight: Tensor | None = None

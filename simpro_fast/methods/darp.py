@@ -14,7 +14,6 @@ from simpro_fast.methods.anchors import labeled_prior
 from simpro_fast.methods.base import Method, common, prior_dtype
 from simpro_fast.methods.needs import Needs, PhaseTools, Setting
 from simpro_fast.methods.output import MethodOutput
-from simpro_fast.methods.priors import IGNORED_TARGET
 from simpro_fast.methods.step_rows import StepRows, last_of_each
 
 FLOOR = 1e-6
@@ -117,28 +116,11 @@ class DARP(Method):
         else:
             confidence, pseudo_labels = predicted.max(1)
         mask = confidence >= self._bound
-        rows = adjusted_cross_entropy(
-            logits_strong,
-            torch.where(mask, pseudo_labels, IGNORED_TARGET),
-            None,
-            reduction="none",
-            impl=self.impl,
-        )
+        rows = self._hard_rows(logits_strong, pseudo_labels, mask)
         unlabeled = rows.sum() / max(1, len(rows))
-        mass = torch.zeros(self.num_classes, dtype=dtype, device=mask.device)
-        mass.index_add_(0, pseudo_labels, mask.to(dtype))
         if self.training:
-            self.accumulate(targets, mass)
             self.new.add(positions=unlabeled_positions, predicted=predicted)
-        return MethodOutput(
-            loss=self.alpha * labeled + unlabeled,
-            loss_labeled=labeled.detach(),
-            loss_unlabeled=unlabeled.detach(),
-            mask_rate=mask.sum() / max(1, mask.numel()),
-            class_mass=mass,
-            mask=mask,
-            pseudo_labels=pseudo_labels,
-        )
+        return self._counted(labeled, unlabeled, targets, mask, pseudo_labels)
 
     @torch.no_grad()
     def end_step(self, step: int) -> None:

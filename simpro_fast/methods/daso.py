@@ -115,28 +115,11 @@ class DASO(Method):
             predicted = (1 - share) * predicted + share * semantic.softmax(1)
         confidence, pseudo_labels = predicted.max(1)
         mask = confidence >= self._bound
-        rows = adjusted_cross_entropy(
-            logits_strong,
-            torch.where(mask, pseudo_labels, IGNORED_TARGET),
-            None,
-            reduction="none",
-            impl=self.impl,
-        )
+        rows = self._hard_rows(logits_strong, pseudo_labels, mask)
         unlabeled = rows.sum() / max(1, len(rows)) + self.align_weight * align
-        mass = torch.zeros(self.num_classes, dtype=dtype, device=mask.device)
-        mass.index_add_(0, pseudo_labels, mask.to(dtype))
         if self.training:
-            self.accumulate(targets, mass)
             self._remember(teacher_labeled, targets, pseudo_labels)
-        return MethodOutput(
-            loss=self.alpha * labeled + unlabeled,
-            loss_labeled=labeled.detach(),
-            loss_unlabeled=unlabeled.detach(),
-            mask_rate=mask.sum() / max(1, mask.numel()),
-            class_mass=mass,
-            mask=mask,
-            pseudo_labels=pseudo_labels,
-        )
+        return self._counted(labeled, unlabeled, targets, mask, pseudo_labels)
 
     def _similarity(self, features: Tensor, dtype: torch.dtype) -> Tensor:
         """Cosines to the prototypes over the temperature, [rows, K]."""

@@ -78,18 +78,17 @@ class PseudoLabelMethod(Method):
         unlabeled = self._pseudo_label_loss(
             logits_weak, logits_strong, log_prior_weak, log_prior_strong
         )
-        if self.training:
-            self.accumulate(targets, unlabeled.class_mass)
         # The sum with a float32 prior is float32 for half-precision logits, as in the kernel.
         scores = logits_weak if log_prior_weak is None else logits_weak + log_prior_weak
-        return MethodOutput(
-            loss=self.alpha * labeled + unlabeled.loss,
-            loss_labeled=labeled.detach(),
-            loss_unlabeled=unlabeled.loss.detach(),
-            mask_rate=unlabeled.mask.sum() / max(1, unlabeled.mask.numel()),
-            class_mass=unlabeled.class_mass,
-            mask=unlabeled.mask,
-            pseudo_labels=scores.argmax(dim=1),
+        return self._counted(
+            *(
+                labeled,
+                unlabeled.loss,
+                targets,
+                unlabeled.mask,
+                scores.argmax(dim=1),
+                unlabeled.class_mass,
+            )
         )
 
     @torch.no_grad()
