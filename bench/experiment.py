@@ -3,14 +3,16 @@
     python bench/experiment.py fashion_mnist_lt                     # all cells; skips finished runs
     python bench/experiment.py fashion_mnist_lt --only reversed     # one row of the table
     python bench/experiment.py digits_lt --only reversed --seeds 1 2 3
+    python bench/experiment.py fashion_mnist_lt --image-size 16     # a third of the time
     python bench/experiment.py fashion_mnist_lt --balanced          # class-balanced labeled batches
     python bench/experiment.py fashion_mnist_lt --commit            # git commit after every run
     python bench/experiment.py fashion_mnist_lt --method simpro --threads 1    # beside another one
 
 Each run is a member of a sweep (`simpro-fast table` does the same for any configurations) and takes
 at most five minutes on two free cores. An interrupted run goes on from its checkpoint. Results are
-in bench/results/<set>.csv (one line per run), .md (table) and .png (figure); with --balanced, which
-samples labeled images class by class (both methods) for 400 steps, in <set>_balanced.*.
+in bench/results/<set>.csv (one line per run), .md (table) and .png (figure); of other sizes in
+<set>_16px.*; with --balanced, which samples labeled images class by class for 400 steps, in
+<set>_balanced.*.
 """
 
 from __future__ import annotations
@@ -66,15 +68,19 @@ FIELDS = (
 
 
 def members(
-    dataset: str, cells: Sequence[Cell], threads: int | None, balanced: bool
+    dataset: str, cells: Sequence[Cell], threads: int | None, kind: str, changes: Sequence[str]
 ) -> dict[Cell, Member]:
-    """The run of each cell of the table."""
-    overrides = ["log.progress=off", *(BALANCED if balanced else [])]
+    """The run of each cell of the table.
+
+    Args:
+        kind: added to the names of the runs. changes: keys of the configuration, `a.b=value`.
+    """
+    overrides = ["log.progress=off", *changes]
     if threads:
         overrides += [f"train.threads={threads}", f"train.data_threads={threads}"]
     found = {}
     for distribution, method, seed in cells:
-        name = f"name={dataset}/{distribution}{'_balanced' if balanced else ''}"
+        name = f"name={dataset}/{distribution}{kind}"
         grid, config = [f"method.name={method}"], f"{dataset}/{distribution}"
         (found[distribution, method, seed],) = members_of(
             [config], grid, str(seed), [name, *overrides]
@@ -214,13 +220,19 @@ def main() -> int:
     parser.add_argument("--only", choices=DISTRIBUTIONS, help="one distribution")
     parser.add_argument("--method", choices=list(METHODS), help="one method")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--image-size", type=int, help="side of the images, in pixels")
     parser.add_argument("--balanced", action="store_true", help="class-balanced labeled batches")
     parser.add_argument("--threads", type=int, help="CPU threads of torch and of the data pipeline")
     parser.add_argument("--commit", action="store_true", help="git commit after every run")
     options = parser.parse_args()
     os.chdir(ROOT)  # runs/ and launch/ lie here
     dataset = options.dataset
-    results = f"{dataset}_balanced" if options.balanced else dataset
+    kind, changes = "", []
+    if options.image_size:
+        kind, changes = f"_{options.image_size}px", [f"data.image_size={options.image_size}"]
+    if options.balanced:
+        kind, changes = f"{kind}_balanced", [*changes, *BALANCED]
+    results = f"{dataset}{kind}"
     cells = list(
         itertools.product(
             [options.only] if options.only else DISTRIBUTIONS,
@@ -228,7 +240,7 @@ def main() -> int:
             options.seeds,
         )
     )
-    for cell, member in members(dataset, cells, options.threads, options.balanced).items():
+    for cell, member in members(dataset, cells, options.threads, kind, changes).items():
         shown = tuple(map(str, cell))
         if any(
             (r["distribution"], r["method"], str(r["seed"])) == shown for r in read_rows(results)

@@ -97,7 +97,7 @@ def test_committed_rows_stay_readable(monkeypatch: pytest.MonkeyPatch) -> None:
         written = (experiment.RESULTS / f"{name}.md").read_text(encoding="utf-8")
         assert rows and experiment.table(rows) == written
     cells = [("reversed", "simpro", 1), ("reversed", "fixmatch", 2)]
-    found = experiment.members("digits_lt", cells, 1, True)
+    found = experiment.members("digits_lt", cells, 1, "_balanced", experiment.BALANCED)
     assert [str(found[cell]) for cell in cells] == [
         f"digits_lt/reversed_balanced/method.name-{method} seed {seed}" for _, method, seed in cells
     ]
