@@ -11,15 +11,17 @@ import numpy as np
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import (
     ArrayDataset,
-    check_size,
     checked_labels,
     gray_to_rgb,
     reading,
 )
-from simpro_fast.errors import UserError
+from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.regular_file import open_regular
 
 _MOST_BYTES = 1 << 31
+_SIDE = 28
+_STD = {28: 0.3530, 14: 0.3301}
+"""Of the pixels, by side of the images."""
 _FASHION_DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 _FASHION_CLASSES = (
     "T-shirt/top",
@@ -36,16 +38,24 @@ _FASHION_CLASSES = (
 
 
 def load_fashion_mnist(data: DataConfig) -> ArrayDataset:
-    """Fashion-MNIST from its four idx files, compressed or not."""
-    check_size(data, 28)
+    """Fashion-MNIST from its four idx files, compressed or not.
+
+    With `data.image_size=14` a pixel is the mean of four, for runs at a quarter of the cost.
+    """
+    side = data.image_size or _SIDE
+    if side not in _STD:
+        raise ConfigError(
+            f"data.image_size={side}: fashion_mnist is used at 28 or 14 px; set one of these"
+        )
     root = data.root or _FASHION_DEBIAN
     parts = {}
     for part, prefix in (("train", "train"), ("test", "t10k")):
         images_path = _fashion_file(root, f"{prefix}-images-idx3-ubyte")
         labels_path = _fashion_file(root, f"{prefix}-labels-idx1-ubyte")
         images, labels = read_idx(images_path), read_idx(labels_path)
-        if images.ndim != 3 or images.shape[1:] != (28, 28):
+        if images.ndim != 3 or images.shape[1:] != (_SIDE, _SIDE):
             raise UserError(f"{images_path}: holds {list(images.shape)}, expected [N, 28, 28]")
+        images = _halved(images) if side < _SIDE else images
         parts[part] = gray_to_rgb(images), checked_labels(labels, len(images), 10, str(labels_path))
     return ArrayDataset(
         name="fashion_mnist",
@@ -55,9 +65,17 @@ def load_fashion_mnist(data: DataConfig) -> ArrayDataset:
         test_images=parts["test"][0],
         test_labels=parts["test"][1],
         mean=(0.2860, 0.2860, 0.2860),
-        std=(0.3530, 0.3530, 0.3530),
+        std=(_STD[side],) * 3,
         flip=True,
     )
+
+
+def _halved(images: np.ndarray) -> np.ndarray:
+    """uint8 [N, H, W] to [N, H/2, W/2]: the mean of each four pixels, halves up."""
+    four = images[:, ::2, ::2].astype(np.uint16)
+    for y, x in ((0, 1), (1, 0), (1, 1)):
+        four += images[:, y::2, x::2]
+    return ((four + 2) // 4).astype(np.uint8)
 
 
 def _fashion_file(root: Path, name: str) -> Path:
