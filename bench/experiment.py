@@ -3,7 +3,7 @@
     python bench/experiment.py fashion_mnist_lt                     # all cells; skips finished runs
     python bench/experiment.py fashion_mnist_lt --only reversed     # one row of the table
     python bench/experiment.py digits_lt --only reversed --seeds 1 2 3
-    python bench/experiment.py fashion_mnist_lt --image-size 16     # a third of the time
+    python bench/experiment.py fashion_mnist_lt --image-size 14     # a quarter of the pixels
     python bench/experiment.py fashion_mnist_lt --balanced          # class-balanced labeled batches
     python bench/experiment.py fashion_mnist_lt --commit            # git commit after every run
     python bench/experiment.py fashion_mnist_lt --method simpro --threads 1    # beside another one
@@ -11,7 +11,7 @@
 Each run is a member of a sweep (`simpro-fast table` does the same for any configurations) and takes
 at most five minutes on two free cores. An interrupted run goes on from its checkpoint. Results are
 in bench/results/<set>.csv (one line per run), .md (table) and .png (figure); of other sizes in
-<set>_16px.*; with --balanced, which samples labeled images class by class for 400 steps, in
+<set>_14px.*; with --balanced, which samples labeled images class by class for 400 steps, in
 <set>_balanced.*.
 """
 
