@@ -129,12 +129,17 @@ def add_row(dataset: str, new: dict[str, Any]) -> None:
 
 
 def write_rows(dataset: str, rows: list[dict[str, Any]]) -> None:
+    write_csv(dataset, FIELDS, rows)
+    write_atomically(RESULTS / f"{dataset}.md", table(rows))
+
+
+def write_csv(name: str, fields: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    """bench/results/<name>.csv."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
+    writer = csv.DictWriter(text, fields, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_atomically(RESULTS / f"{dataset}.csv", text.getvalue())
-    write_atomically(RESULTS / f"{dataset}.md", table(rows))
+    write_atomically(RESULTS / f"{name}.csv", text.getvalue())
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -221,6 +226,7 @@ def main() -> int:
     parser.add_argument("--method", choices=list(METHODS), help="one method")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--image-size", type=int, help="side of the images, in pixels")
+    parser.add_argument("--steps", type=int, help="of a run")
     parser.add_argument("--balanced", action="store_true", help="class-balanced labeled batches")
     parser.add_argument("--threads", type=int, help="CPU threads of torch and of the data pipeline")
     parser.add_argument("--commit", action="store_true", help="git commit after every run")
@@ -230,6 +236,8 @@ def main() -> int:
     kind, changes = "", []
     if options.image_size:
         kind, changes = f"_{options.image_size}px", [f"data.image_size={options.image_size}"]
+    if options.steps:
+        kind, changes = f"{kind}_{options.steps}", [*changes, f"train.steps={options.steps}"]
     if options.balanced:
         kind, changes = f"{kind}_balanced", [*changes, *BALANCED]
     results = f"{dataset}{kind}"

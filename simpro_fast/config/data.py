@@ -65,6 +65,8 @@ class DataConfig(Section):
     sampling: Literal["shuffle", "class_balanced", "square_root", "effective_number"] = "shuffle"
     """Labeled stream: a new permutation per pass, or class first and then image, the class with
     weight 1, sqrt(n) or n / effective number of its n images (data/sampling/labeled_order.py)."""
+    class_balanced_steps: int = Field(0, ge=0)
+    """Steps at the start that draw labeled images as `class_balanced` does, before `sampling`."""
     sampling_beta: float = Field(0.9999, ge=0, lt=1)
     """effective_number: beta of Cui et al. (2019); 0 samples as the data are, near 1 balanced."""
     cutout: Literal["auto"] | int = "auto"

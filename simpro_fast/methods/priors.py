@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -63,9 +63,11 @@ class PriorTracker(nn.Module):
             is initialised.
     """
 
-    rank_counts: ClassVar[tuple[str, ...]] = ("labeled_count", "unlabeled_mass")
+    rank_counts: tuple[str, ...] = ("labeled_count", "unlabeled_mass")
     """Attributes that are each rank's own and sum up over ranks, float64; what else is in the state
-    is equal on all ranks. A subclass appends the names of its own."""
+    is equal on all ranks. A subclass, or an instance, appends the names of its own."""
+    labeled_weight: float = 1.0
+    """Of a labeled image in phi; an unlabeled one has 1."""
 
     pi_u: Tensor
     phi: Tensor
@@ -197,15 +199,27 @@ class PriorTracker(nn.Module):
         period without a single image (labeled or kept) changes nothing.
         """
         labeled, unlabeled, pi_u, phi = self._over_ranks()
+        mass = self.prior_mass(unlabeled)
+        labeled = self.labeled_weight * labeled
         seen = labeled.sum() + unlabeled.sum()
-        normaliser = unlabeled.sum() + (1.0 if self.variant == "released" else 0.0)
+        normaliser = mass.sum() + (1.0 if self.variant == "released" else 0.0)
         keep_pi_u = (normaliser == 0) | (seen == 0)
-        moved_pi_u = pi_u.lerp(unlabeled / normaliser, 1 - self.momentum)
-        moved_phi = phi.lerp((labeled + unlabeled) / seen, 1 - self.momentum)
+        pi_u_stays, phi_stays = self.momenta()
+        moved_pi_u = pi_u.lerp(mass / normaliser, 1 - pi_u_stays)
+        moved_phi = phi.lerp((labeled + unlabeled) / seen, 1 - phi_stays)
         self.pi_u.copy_(torch.where(keep_pi_u, pi_u, moved_pi_u))
         self.phi.copy_(torch.where(seen == 0, phi, moved_phi))
         self.labeled_count.zero_()
         self.unlabeled_mass.zero_()
+
+    def momenta(self) -> tuple[Tensor, Tensor]:
+        """Of pi_u and of phi at this update, float64 []."""
+        momentum = self.pi_u.new_full((), self.momentum)
+        return momentum, momentum
+
+    def prior_mass(self, unlabeled: Tensor) -> Tensor:
+        """What pi_u moves to, before it is normalised; `unlabeled` [K] is that of all ranks."""
+        return unlabeled
 
     def normalised_pi_u(self) -> Tensor:
         """pi_u scaled to sum to 1, float64 [K]."""

@@ -60,6 +60,9 @@ class PseudoLabelMethod(Method):
         """
         raise NotImplementedError
 
+    def count_all(self, scores: Tensor) -> None:
+        """Look at the adjusted weak logits [N, K] of a training step, also of masked images."""
+
     def forward(
         self,
         logits_labeled: Tensor,
@@ -80,6 +83,8 @@ class PseudoLabelMethod(Method):
         )
         # The sum with a float32 prior is float32 for half-precision logits, as in the kernel.
         scores = logits_weak if log_prior_weak is None else logits_weak + log_prior_weak
+        if self.training:
+            self.count_all(scores)
         return self._counted(
             *(
                 labeled,

@@ -87,12 +87,33 @@ class ClassFirstOrder:
         return self._positions[self._starts[chosen] + within]
 
 
+class OneThenOther:
+    """The first places of the stream by one order, all others by another one from its start."""
+
+    def __init__(self, one: Order, places: int, other: Order) -> None:
+        self._one, self._places, self._other = one, places, other
+
+    def __call__(self, start: int, count: int) -> Array:
+        """Labeled positions int64 [count] for the places start..start+count-1 of the stream."""
+        of_one = min(max(self._places - start, 0), count)
+        parts = [self._one(start, of_one)] if of_one else []
+        if of_one < count:
+            parts.append(self._other(start + of_one - self._places, count - of_one))
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
 def labeled_order(data: DataConfig, labels: Array, num_classes: int, seed: int) -> Order:
     """The order under `data.sampling`; labels int64 [N] of the labeled positions."""
-    if data.sampling == "shuffle":
-        return ShuffledOrder(len(labels), seed, Stream.ORDER_LABELED)
     counts = np.bincount(labels, minlength=num_classes)
-    return ClassFirstOrder(labels, class_weights(data, counts), seed)
+    order: Order
+    if data.sampling == "shuffle":
+        order = ShuffledOrder(len(labels), seed, Stream.ORDER_LABELED)
+    else:
+        order = ClassFirstOrder(labels, class_weights(data, counts), seed)
+    if not data.class_balanced_steps:
+        return order
+    balanced = ClassFirstOrder(labels, (counts > 0).astype(np.float64), seed)
+    return OneThenOther(balanced, data.class_balanced_steps * data.batch_size, order)
 
 
 class LabeledDraws:
