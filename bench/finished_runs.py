@@ -57,8 +57,10 @@ class Calibration:
 
 
 def open_run(folder: Path) -> FinishedRun:
-    """Raises:
-    UserError: a file of the run or of its data set is missing or damaged.
+    """Read a run directory, and the data set that its configuration names.
+
+    Raises:
+        UserError: a file of either is missing or damaged.
     """
     dataset = load_dataset(load_config(folder / "config.yaml").data)
     return FinishedRun(folder, load_model(folder, "cpu"), dataset, load_split(folder))
