@@ -16,6 +16,7 @@ from simpro_fast.errors import ConfigError
 from simpro_fast.methods import build_method
 from simpro_fast.methods.simpro_star import SimProStar
 from tests.distributed.gloo_ranks import run_ranks
+from tests.methods.oracles import softmax
 from tests.methods.settings import setting
 from tests.methods.test_methods import COUNTS, logits
 
@@ -27,12 +28,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"grow_momentum": True},
     {"hold_prior": 1, "grow_momentum": True, "prior_rows": "all", "calibrated": True},
 ]
-
-
-def softmax(row: list[float]) -> list[float]:
-    largest = max(row)
-    terms = [math.exp(value - largest) for value in row]
-    return [term / sum(terms) for term in terms]
 
 
 def one_period(
