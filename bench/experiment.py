@@ -42,7 +42,7 @@ from simpro_fast.utils.file_lock import locked
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 DISTRIBUTIONS = ("consistent", "uniform", "reversed", "middle", "head_tail")
-LAUNCHER = (str(Path(sys.executable).parent / "deepspeed"), "--num_gpus=1", "launch/train.py")
+LAUNCHER = (sys.executable, "launch/train.py")
 BALANCED = ["data.sampling=class_balanced", "train.steps=400"]
 METHODS = {name: METHOD_TITLES.get(name, name) for name in REGISTERED}
 Cell = tuple[str, str, int]
@@ -75,7 +75,7 @@ def members(
     Args:
         kind: added to the names of the runs. changes: keys of the configuration, `a.b=value`.
     """
-    overrides = ["log.progress=off", *changes]
+    overrides = ["log.progress=off", "log.figures=false", "log.tensorboard=false", *changes]
     if threads:
         overrides += [f"train.threads={threads}", f"train.data_threads={threads}"]
     found = {}

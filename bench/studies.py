@@ -55,6 +55,14 @@ STUDIES: dict[str, dict[str, tuple[str, ...]]] = {
         "hold 10 periods": ("method.hold_prior=10",),
         "balanced 100 steps": ("data.class_balanced_steps=100",),
         "all rows": ("method.prior_rows=all",),
+        "balanced 100 steps, all rows": (
+            "data.class_balanced_steps=100",
+            "method.prior_rows=all",
+        ),
+        "balanced 100 steps, loss": (
+            "data.class_balanced_steps=100",
+            "method.phi_counts=loss",
+        ),
         "growing momentum": ("method.grow_momentum=true",),
     },
 }
@@ -130,8 +138,8 @@ def main() -> int:
             print(f"{', '.join(shown)}: already in the results")
             continue
         kind = f"_{SIDE}px"
-        changes = [f"data.image_size={SIDE}"]
-        if name != PUBLISHED:  # a run of the table of methods
+        changes = [f"data.image_size={SIDE}", "evaluate.every=60"]
+        if name != PUBLISHED:
             kind += "_" + name.replace(",", "").replace(" ", "_")
             changes += ROWS[name]
         cell = (distribution, "simpro", seed)
