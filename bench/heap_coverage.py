@@ -18,8 +18,6 @@ and .md (table). Finished runs and lines are not made again.
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import itertools
 import subprocess
 import sys
@@ -28,26 +26,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
+from experiment import DISTRIBUTIONS, ROOT, read_rows, write_csv
+from finished_runs import PER_CLASS, calibrate, open_run, stamped, stamps
 
-from simpro_fast.config import load_config
-from simpro_fast.data.datasets.registry import load_dataset
-from simpro_fast.data.splits.split import load_split
 from simpro_fast.estimation.bayesian import bayesian_shares
 from simpro_fast.estimation.calibration import fit_temperature
 from simpro_fast.estimation.posterior import posterior
 from simpro_fast.estimation.shares import black_box_shares, em_shares
-from simpro_fast.evaluation import kl_divergence, network_input
-from simpro_fast.models import build_model
+from simpro_fast.evaluation import kl_divergence
 from simpro_fast.utils.atomic_write import read_json, write_atomically
-from simpro_fast.utils.machine import machine_name
-from simpro_fast.utils.provenance import git_commit
 
-ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results" / "heap_coverage"
-DISTRIBUTIONS = ("consistent", "uniform", "reversed", "middle", "head_tail")
 HEAPS = ("trained", "fresh")
-PER_CLASS = 100
 ESTIMATORS = ("bayesian", "black_box", "em", "em_temperature", "mean_posterior", "pi_u", "uniform")
 
 
@@ -70,18 +60,6 @@ def train(distribution: str, seed: int, threads: int) -> None:
     subprocess.run(command, cwd=ROOT, check=True)
 
 
-@torch.inference_mode()
-def logits_of(
-    network: torch.nn.Module, images: np.ndarray, dataset_rows: np.ndarray, mean: Any, std: Any
-) -> np.ndarray:
-    """float32 [n, K] of some images."""
-    parts = []
-    for rows in np.array_split(dataset_rows, max(1, len(dataset_rows) // 500)):
-        pixels = torch.as_tensor(images[rows])
-        parts.append(network(network_input(pixels, mean, std, torch.float32)).numpy())
-    return np.concatenate(parts)
-
-
 def fresh_rows(labels: np.ndarray, used: np.ndarray, counts: np.ndarray, rng: Any) -> np.ndarray:
     """Unused images in the class proportions of `counts`, as many as there are."""
     free = [np.setdiff1d(np.flatnonzero(labels == k), used) for k in range(len(counts))]
@@ -95,45 +73,34 @@ def fresh_rows(labels: np.ndarray, used: np.ndarray, counts: np.ndarray, rng: An
 def measure(distribution: str, seed: int) -> list[dict[str, Any]]:
     """A line for each of the two heaps of a run."""
     folder = run_folder(distribution, seed)
-    config = load_config(ROOT / "configs" / "fashion_mnist_lt" / f"{distribution}.yaml")
-    dataset, split = load_dataset(config.data), load_split(folder)
-    described, summary = read_json(folder / "model.json"), read_json(folder / "summary.json")
-    phi, pi_u, tau = described["phi"], described["pi_u"], described["tau"]
-    network = build_model(config.model, dataset.num_classes, dataset.image_size, seed=0).eval()
-    network.load_state_dict(load_file(folder / "model.safetensors"))
+    run, summary = open_run(folder), read_json(folder / "summary.json")
+    dataset, split, file = run.dataset, run.split, run.model.file
+    phi, tau, trained_with = file.phi, file.tau, np.array(file.phi)
     rng = np.random.default_rng((seed, DISTRIBUTIONS.index(distribution)))
-    look = {"mean": dataset.mean, "std": dataset.std}
-
-    test_images, test_labels = dataset.test_part
-    classes = range(dataset.num_classes)
-    drawn = [rng.choice(np.flatnonzero(test_labels == k), PER_CLASS, False) for k in classes]
-    validation = np.concatenate(drawn)
-    logits, targets = logits_of(network, test_images, validation, **look), test_labels[validation]
-    cells = targets * dataset.num_classes + logits.argmax(axis=1)
-    confusion = np.bincount(cells, minlength=dataset.num_classes**2)
-    confusion = confusion.reshape(dataset.num_classes, -1)
-    temperature = fit_temperature(logits, targets) or 1.0
+    calibration = calibrate(run, rng)
+    confusion = calibration.confusion
+    temperature = fit_temperature(calibration.logits, calibration.targets) or 1.0
 
     used = np.concatenate([split.labeled, split.unlabeled])
     counts = np.array(split.unlabeled_counts)
     heaps = {"trained": split.unlabeled, "fresh": fresh_rows(dataset.labels, used, counts, rng)}
     lines = []
     for kind, rows in heaps.items():
-        logits = logits_of(network, dataset.images, rows, **look)
+        logits = run.logits(dataset.images, rows)
         truth = np.bincount(dataset.labels[rows], minlength=dataset.num_classes)
         predicted = np.bincount(logits.argmax(axis=1), minlength=dataset.num_classes)
         found = bayesian_shares(confusion, predicted, seed=seed)
         shares = truth / truth.sum()
         covered = (found.low <= shares) & (shares <= found.high)
-        sharp = posterior(logits, np.array(phi), phi=phi, tau=tau)
-        tempered = posterior(logits / temperature, np.array(phi), phi=phi, tau=tau)
+        sharp = posterior(logits, trained_with, phi=phi, tau=tau)
+        tempered = posterior(logits / temperature, trained_with, phi=phi, tau=tau)
         estimates = {
             "bayesian": found.estimate,
             "black_box": black_box_shares(confusion, predicted),
-            "em": em_shares(sharp, np.array(phi)).shares,
-            "em_temperature": em_shares(tempered, np.array(phi)).shares,
+            "em": em_shares(sharp, trained_with).shares,
+            "em_temperature": em_shares(tempered, trained_with).shares,
             "mean_posterior": posterior(logits, None, phi=phi, tau=tau).mean(axis=0),
-            "pi_u": np.array(pi_u),
+            "pi_u": np.array(file.pi_u),
             "uniform": np.ones(dataset.num_classes),
         }
         lines.append(
@@ -142,7 +109,7 @@ def measure(distribution: str, seed: int) -> list[dict[str, Any]]:
                 "seed": seed,
                 "heap": kind,
                 "images": len(rows),
-                "calibrated_with": len(validation),
+                "calibrated_with": len(calibration.targets),
                 "top1": round(summary["top1"], 2),
                 "covered": int(covered.sum()),
                 "classes": len(covered),
@@ -153,31 +120,16 @@ def measure(distribution: str, seed: int) -> list[dict[str, Any]]:
                     f"kl_{name}": round(kl_divergence(truth.tolist(), list(values)), 4)
                     for name, values in estimates.items()
                 },
-                "trained_at": described["commit"],
-                "commit": git_commit(),
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-                "machine": machine_name(),
+                "trained_at": file.commit,
+                **stamps(),
             }
         )
     return lines
 
 
-def read_lines() -> list[dict[str, Any]]:
-    path = RESULTS.with_suffix(".csv")
-    if not path.is_file():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def write_lines(lines: list[dict[str, Any]]) -> None:
     lines.sort(key=lambda r: (HEAPS.index(r["heap"]), _place(r), int(r["seed"])))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    write_atomically(RESULTS.with_suffix(".csv"), text.getvalue())
+    write_csv(RESULTS.name, list(lines[0]), lines)
     write_atomically(RESULTS.with_suffix(".md"), table(lines))
 
 
@@ -197,8 +149,6 @@ def table(lines: list[dict[str, Any]]) -> str:
             if part:
                 out.append(_row(kind, distribution, part))
     first = lines[-1]
-    stamps = ("machine", "torch", "numpy", "commit", "trained_at")
-    stamped = [sorted({str(r[key]) for r in lines}) for key in stamps]
     return "\n".join(
         [
             *out,
@@ -208,7 +158,7 @@ def table(lines: list[dict[str, Any]]) -> str:
             "the intervals, in points. The rest: KL(true shares || estimate) in nats, mean over "
             "the seeds.",
             "",
-            *(f"{key}: {', '.join(values)}  " for key, values in zip(stamps, stamped, strict=True)),
+            *stamped(lines),
             "",
             "Again: `python bench/heap_coverage.py` (trains what is missing).",
             "",
@@ -239,7 +189,7 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     distributions = [options.only] if options.only else DISTRIBUTIONS
     for seed, distribution in itertools.product(options.seeds, distributions):
-        lines = read_lines()
+        lines = read_rows(RESULTS.name)
         if any((r["distribution"], r["seed"]) == (distribution, str(seed)) for r in lines):
             continue
         if not options.no_train:

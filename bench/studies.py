@@ -49,7 +49,6 @@ STUDIES: dict[str, dict[str, tuple[str, ...]]] = {
         "loss": ("method.phi_counts=loss",),
         "alpha auto": ("method.alpha=auto",),
         "alpha auto, alpha": ("method.alpha=auto", "method.phi_counts=alpha"),
-        "alpha auto, loss": ("method.alpha=auto", "method.phi_counts=loss"),
     },
     "Start": {
         PUBLISHED: (),
@@ -57,7 +56,6 @@ STUDIES: dict[str, dict[str, tuple[str, ...]]] = {
         "balanced 100 steps": ("data.class_balanced_steps=100",),
         "all rows": ("method.prior_rows=all",),
         "growing momentum": ("method.grow_momentum=true",),
-        "momentum 0.97": ("method.momentum=0.97",),
     },
 }
 """Study, row, what the row changes."""

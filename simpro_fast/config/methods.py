@@ -101,6 +101,12 @@ class SimProConfig(MethodConfig):
     grow_momentum: bool = False
     """Momentum of update n (from 0) at most (1 + n) / (10 + n), so that the first ones count."""
 
+    @model_validator(mode="after")
+    def _check_calibrated(self) -> SimProConfig:
+        if self.calibrated and not self.adjust_pseudo_labels:
+            raise ValueError("calibrated=true has no meaning with adjust_pseudo_labels=false")
+        return self
+
 
 class FixMatchConfig(MethodConfig):
     """FixMatch (NeurIPS 2020), the baseline without class priors."""
@@ -118,6 +124,15 @@ class SimProStarConfig(SimProConfig):
     name: str = "simpro_star"
     anchor_after: int = Field(5, ge=0, le=10**6)
     """Periods after which pi_u becomes the nearest anchor."""
+
+    @model_validator(mode="after")
+    def _check_hold(self) -> SimProStarConfig:
+        if 0 < self.anchor_after <= self.hold_prior:
+            raise ValueError(
+                f"hold_prior={self.hold_prior} leaves nothing to choose the anchor by; it must be "
+                f"below anchor_after={self.anchor_after}"
+            )
+        return self
 
 
 class ACRConfig(MethodConfig):

@@ -12,6 +12,7 @@ from torch import Tensor
 from simpro_fast.config.methods import ACRConfig, ACRNoAnchorsConfig
 from simpro_fast.methods import ACR, ACRNoAnchors, Heads
 from simpro_fast.methods.anchors import anchors, labeled_prior, symmetric_kl
+from tests.methods.oracles import softmax
 from tests.methods.settings import setting
 
 COUNTS = (40, 15, 5)
@@ -31,12 +32,6 @@ def step(seed: int, scale: float = 2.0, classes: int = 3) -> tuple[Tensor, Tenso
 
     targets = torch.randint(classes, (6,), generator=g)
     return draw(12), targets, draw(9), draw(18)
-
-
-def softmax(row: list[float]) -> list[float]:
-    top = max(row)
-    powers = [math.exp(x - top) for x in row]
-    return [x / sum(powers) for x in powers]
 
 
 def cross_entropy(row: list[float], target: int) -> float:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from simpro_fast.config.methods import CDMADConfig
 from simpro_fast.methods import CDMAD, Heads
+from tests.methods.oracles import softmax
 from tests.methods.settings import setting
 
 
@@ -20,11 +21,6 @@ def draws(seed: int) -> dict[str, Tensor]:
     targets = torch.randint(3, (6,), generator=g)
     names = {"logits_labeled": 12, "logits_weak": 9, "logits_strong": 18, "logits_constant": 1}
     return {"targets": targets, **{name: logits(rows) for name, rows in names.items()}}
-
-
-def softmax(row: list[float]) -> list[float]:
-    weights = [math.exp(v - max(row)) for v in row]
-    return [w / sum(weights) for w in weights]
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.8])

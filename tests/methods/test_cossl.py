@@ -1,6 +1,5 @@
 """CoSSL against loops and torch's own Adam."""
 
-import math
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from simpro_fast.config.methods import CoSSLConfig
 from simpro_fast.methods import CoSSL, Heads
 from tests.equality import assert_bit_equal
+from tests.methods.oracles import hard_loss, labeled_loss, micro_batches, softmax
 from tests.methods.settings import setting
 
 COUNTS = (15, 5, 40)
@@ -32,11 +32,6 @@ def draws(seed: int, classes: int = 3) -> dict[str, Tensor]:
         "uniform_labeled": torch.rand(6, 5, generator=g),
         "uniform_unlabeled": torch.rand(12, 5, generator=g),
     }
-
-
-def softmax(row: list[float]) -> list[float]:
-    weights = [math.exp(v - max(row)) for v in row]
-    return [w / sum(weights) for w in weights]
 
 
 class Slow:
@@ -92,13 +87,7 @@ def test_losses_and_head_over_several_periods(parts: int, variant: str) -> None:
         method.phase = method.phase_at(step // 5)
         given = draws(step)
         outs = []
-        for part in range(parts):
-            small = {}
-            for name, rows in given.items():
-                labeled = name == "targets" or name.endswith("_labeled")
-                images = 6 if labeled else 12
-                views, size = rows.view(-1, images, *rows.shape[1:]), images // parts
-                small[name] = views[:, part * size : (part + 1) * size].flatten(0, 1)
+        for small in micro_batches(given, parts):
             for name in ("logits_labeled", "logits_weak", "logits_strong", "teacher_weak"):
                 small[name].requires_grad_()
             outs.append(method(**small))
@@ -106,7 +95,6 @@ def test_losses_and_head_over_several_periods(parts: int, variant: str) -> None:
             assert small["logits_weak"].grad is None and small["teacher_weak"].grad is None
         weight, bias = slow.average if variant == "paper" else slow.head.parameters()
         by_head = given["teacher_weak"] @ weight.detach().T + bias.detach()
-        labeled = loss = 0.0
         mask, labels = [], []
         for i in range(12):
             p = softmax(given["logits_weak"][i].tolist())
@@ -114,12 +102,8 @@ def test_losses_and_head_over_several_periods(parts: int, variant: str) -> None:
             labels.append(q.index(max(q)))
             mask.append(max(q) >= 0.6)
             of_head += labels[-1] != p.index(max(p))
-            if mask[-1]:
-                for row in (i, 12 + i):
-                    loss -= math.log(softmax(given["logits_strong"][row].tolist())[labels[-1]]) / 24
-        for row in range(12):
-            p = softmax(given["logits_labeled"][row].tolist())
-            labeled -= math.log(p[int(given["targets"][row % 6])]) / 12
+        labeled = labeled_loss(given)
+        loss = hard_loss(given["logits_strong"], labels, mask)
         assert sum(o.loss_labeled.item() for o in outs) / parts == pytest.approx(labeled)
         assert sum(o.loss_unlabeled.item() for o in outs) / parts == pytest.approx(loss, abs=1e-12)
         total = sum(o.loss.item() for o in outs) / parts

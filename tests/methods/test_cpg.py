@@ -12,6 +12,7 @@ from simpro_fast.config.methods import CPGConfig
 from simpro_fast.methods import CPG
 from simpro_fast.methods.cpg import normals
 from tests.equality import assert_bit_equal
+from tests.methods.oracles import micro_batches, softmax
 from tests.methods.settings import setting
 
 COUNTS = (15, 2, 40)
@@ -60,11 +61,6 @@ def draws(seed: int, classes: int = 3) -> dict[str, Any]:
         "uniform_labeled": torch.rand(6, 2, generator=g),
         "uniform_unlabeled": torch.rand(12, 2, generator=g),
     }
-
-
-def softmax(row: list[float]) -> list[float]:
-    weights = [math.exp(v - max(row)) for v in row]
-    return [w / sum(weights) for w in weights]
 
 
 def smooth_cross_entropy(row: list[float], label: int, smoothing: float) -> float:
@@ -137,13 +133,7 @@ def test_losses_votes_and_acceptance_over_several_windows(parts: int) -> None:
                 votes = [[0] * 3 for _ in range(7)]
         given = draws(step)
         outs = []
-        for part in range(parts):
-            small = {}
-            for name, rows in given.items():
-                labeled = name == "targets" or name.endswith("_labeled")
-                images = 6 if labeled else 12
-                views, size = rows.view(-1, images, *rows.shape[1:]), images // parts
-                small[name] = views[:, part * size : (part + 1) * size].flatten(0, 1)
+        for small in micro_batches(given, parts):
             for name in ("logits_labeled", "logits_weak", "logits_strong", "features_labeled"):
                 small[name].requires_grad_()
             outs.append(method(**small, head=head))

@@ -12,6 +12,7 @@ from simpro_fast.errors import ConfigError
 from simpro_fast.methods import DARP
 from simpro_fast.methods.darp import refined
 from tests.equality import assert_bit_equal
+from tests.methods.oracles import hard_loss, labeled_loss, micro_batches, softmax
 from tests.methods.settings import setting
 
 COUNTS = (40, 15, 5)
@@ -33,11 +34,6 @@ def draws(seed: int, classes: int = 3) -> dict[str, Tensor]:
         # An image may come twice in a step.
         "unlabeled_positions": torch.randint(20, (12,), generator=g),
     }
-
-
-def softmax(row: list[float]) -> list[float]:
-    weights = [math.exp(v - max(row)) for v in row]
-    return [w / sum(weights) for w in weights]
 
 
 def root(weights: list[float], entropies: list[float], target: float) -> float:
@@ -123,18 +119,12 @@ def test_losses_and_tables_over_several_periods(parts: int) -> None:
         assert method.phase == (step >= 10)
         given = draws(step)
         outs = []
-        for part in range(parts):
-            small = {}
-            for name, rows in given.items():
-                images = 6 if name in ("targets", "logits_labeled") else 12
-                views, size = rows.view(-1, images, *rows.shape[1:]), images // parts
-                small[name] = views[:, part * size : (part + 1) * size].flatten(0, 1)
+        for small in micro_batches(given, parts):
             for name in ("logits_labeled", "logits_weak", "logits_strong"):
                 small[name].requires_grad_()
             outs.append(method(**small))
             outs[-1].loss.backward()
             assert small["logits_weak"].grad is None
-        labeled = loss = 0.0
         mask, labels = [], []
         for i, position in enumerate(given["unlabeled_positions"].tolist()):
             p = softmax(given["logits_weak"][i].tolist())
@@ -142,14 +132,10 @@ def test_losses_and_tables_over_several_periods(parts: int) -> None:
             labels.append(q.index(max(q)))
             mask.append(max(q) >= 0.6)
             corrected += labels[-1] != p.index(max(p))
-            if mask[-1]:
-                for row in (i, 12 + i):
-                    loss -= math.log(softmax(given["logits_strong"][row].tolist())[labels[-1]]) / 24
         for i, position in enumerate(given["unlabeled_positions"].tolist()):
             table[position] = softmax(given["logits_weak"][i].tolist())
-        for row in range(12):
-            p = softmax(given["logits_labeled"][row].tolist())
-            labeled -= math.log(p[int(given["targets"][row % 6])]) / 12
+        labeled = labeled_loss(given)
+        loss = hard_loss(given["logits_strong"], labels, mask)
         assert sum(o.loss_labeled.item() for o in outs) / parts == pytest.approx(labeled)
         assert sum(o.loss_unlabeled.item() for o in outs) / parts == pytest.approx(loss, abs=1e-12)
         total = sum(o.loss.item() for o in outs) / parts

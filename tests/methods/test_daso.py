@@ -11,6 +11,7 @@ from torch import Tensor
 from simpro_fast.config.methods import DASOConfig
 from simpro_fast.methods import DASO
 from tests.equality import assert_bit_equal
+from tests.methods.oracles import micro_batches, softmax
 from tests.methods.settings import setting
 
 COUNTS = (40, 15, 5)
@@ -32,11 +33,6 @@ def draws(seed: int) -> dict[str, Tensor]:
         "features_strong": normal(18, 4, 1),
         "teacher_labeled": normal(12, 4, 1),
     }
-
-
-def softmax(row: list[float]) -> list[float]:
-    weights = [math.exp(v - max(row)) for v in row]
-    return [w / sum(weights) for w in weights]
 
 
 def cosine(a: list[float], b: list[float]) -> float:
@@ -101,13 +97,7 @@ def test_losses_queue_and_window_over_several_periods(parts: int) -> None:
         assert method.phase == (step >= 5)
         given = draws(step)
         outs = []
-        for part in range(parts):
-            small = {}
-            for name, rows in given.items():
-                images = 6 if name in ("targets", "logits_labeled", "teacher_labeled") else 9
-                views = rows.view(-1, images, *rows.shape[1:])
-                size = images // parts
-                small[name] = views[:, part * size : (part + 1) * size].flatten(0, 1)
+        for small in micro_batches(given, parts):
             for name in ("logits_weak", "features_weak", "features_strong", "teacher_labeled"):
                 small[name].requires_grad_()
             outs.append(method(**small))

@@ -120,3 +120,14 @@ def test_nothing_confident_is_harmless(tiny: MakeConfig, name: str) -> None:
     for row in rows(config):
         assert math.isfinite(row["loss"]) and min(row["pi_u"]) >= 0
     assert all(t.isfinite().all() for t in final_state(config)["ema"].values())
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_classes_without_labels_are_harmless(tiny: MakeConfig, name: str) -> None:
+    rare = {"data.labeled_max": 12, "data.gamma_labeled": 200, "data.allow_empty_classes": True}
+    config = tiny(changes_of(name, **rare))
+    train(config)
+    assert config.run_dir.joinpath("split.json").read_text().count(" 0,") >= 1
+    for row in rows(config):
+        assert math.isfinite(row["loss"]) and min(row["pi_u"]) >= 0
+    assert all(t.isfinite().all() for t in final_state(config)["ema"].values())

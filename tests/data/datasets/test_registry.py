@@ -99,8 +99,20 @@ def test_fashion_mnist_missing_says_how_to_get_it(tmp_path: Path) -> None:
         load_dataset(DataConfig(name="fashion_mnist", root=tmp_path))
 
 
-def test_fashion_mnist_keeps_its_size() -> None:
-    with pytest.raises(ConfigError, match=r"image_size=32: .*set data\.image_size=28"):
+def test_fashion_mnist_has_two_sizes(tmp_path: Path) -> None:
+    write_fashion(tmp_path)
+    whole, half = (
+        load_dataset(DataConfig(name="fashion_mnist", root=tmp_path, image_size=side))
+        for side in (28, 14)
+    )
+    for images, smaller in (
+        (whole.images, half.images),
+        (whole.test_images, half.test_images),
+    ):
+        mean = images.reshape(-1, 14, 2, 14, 2, 3).astype(np.float64).mean((2, 4))
+        assert smaller.dtype == np.uint8
+        np.testing.assert_array_equal(smaller, np.floor(mean + 0.5))
+    with pytest.raises(ConfigError, match=r"image_size=32: .*28 or 14 px"):
         load_dataset(DataConfig(name="fashion_mnist", image_size=32))
 
 

@@ -154,3 +154,18 @@ def test_counts_are_those_of_the_steps(sampling: str, monkeypatch: pytest.Monkey
     parts = np.array(draws.counts(0, 3)) + draws.counts(3, 50) + draws.counts(50, 60)
     assert parts.tolist() == draws.counts(0, 60)
     assert draws.counts(5, 5) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", "square_root"])
+def test_balanced_at_first_then_as_it_says(sampling: str) -> None:
+    """The first steps are those of class_balanced, the others start the usual order."""
+    data = config(sampling, class_balanced_steps=3, batch_size=8)
+    order = labeled_order(data, LABELS, 4, 1)
+    balanced = labeled_order(config("class_balanced"), LABELS, 4, 1)
+    usual = labeled_order(config(sampling), LABELS, 4, 1)
+    whole = order(0, 200)
+    np.testing.assert_array_equal(whole, np.concatenate([balanced(0, 24), usual(0, 176)]))
+    for start, count in ((0, 24), (20, 4), (20, 9), (24, 5), (23, 1), (100, 60), (24, 0)):
+        np.testing.assert_array_equal(order(start, count), whole[start : start + count])
+    counted = LabeledDraws(data, LABELS, 4, 1).counts(2, 4)
+    assert counted == np.bincount(LABELS[whole[16:32]], minlength=4).tolist()
