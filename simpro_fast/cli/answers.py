@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from simpro_fast.cli.ending import DONE, FAILED
+from simpro_fast.cli.output_folder import check_output
 from simpro_fast.cli.parser import CommandParser
-from simpro_fast.errors import UserError
 from simpro_fast.printable import show
 from simpro_fast.report.answers import check_matplotlib
 
@@ -35,17 +34,12 @@ def prepare_folder(options: argparse.Namespace) -> None:
     """Before seconds of work: the output folder can be written, figures can be drawn.
 
     Raises:
-        UserError: one of them is not so.
+        UserError: a package is missing.
+        ConfigError: the folder is no place to write to.
     """
     if not options.no_figures:
         check_matplotlib()
-    folder: Path = options.output
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output {folder}: {error.strerror}; give another folder") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"--output {folder}: may not be written to; give another folder")
+    check_output(options.output)
 
 
 def conclude(

@@ -36,15 +36,20 @@ def verb(body: Body) -> Body:
         except UserError as error:
             return _say(f"error: {error}", error.exit_code)
         except BrokenPipeError:
-            with suppress(OSError):  # else the interpreter flushes into it once more
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return _say("error: nobody reads the output any more; files are whole", FAILED)
+            return reader_gone()
         except OSError as error:
             return _say(f"error: {error}; check the path, its permissions and free space", FAILED)
         except KeyboardInterrupt as error:  # a verb may say what it leaves behind
             return _say(str(error) or "interrupted; files are whole", INTERRUPTED)
 
     return main
+
+
+def reader_gone() -> int:
+    """After a BrokenPipeError: say so in one line; returns the exit code."""
+    with suppress(OSError):  # else the interpreter flushes into it once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return _say("error: nobody reads the output any more; files are whole", FAILED)
 
 
 def _say(line: str, code: int) -> int:

@@ -24,7 +24,7 @@ class _Version(argparse.Action):
     """Looked up when asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        print(f"simpro_fast {version('simpro_fast')}")
+        print(f"simpro_fast {version('simpro_fast')}", flush=True)
         parser.exit()
 
 
@@ -81,6 +81,10 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see --help")
+
+    def print_help(self, file: Any = None) -> None:
+        # argparse keeps a pipe that has broken to itself, or leaves it for the interpreter's exit.
+        print(self.format_help(), end="", file=file, flush=True)
 
     def parse(self, arguments: Sequence[str] | None) -> argparse.Namespace:
         """Parse; overrides (`key.sub=value`) may stand anywhere between flags.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import sys
@@ -13,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from simpro_fast.cli.ending import DONE, verb
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.config import load_config
 from simpro_fast.config.schema import Config, DataConfig
@@ -36,7 +36,6 @@ from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.progress_line import ProgressLine
 from simpro_fast.utils.regular_file import read_regular
 
-DONE, FAILED, INTERRUPTED = 0, 1, 130
 _OWN_ONLY = "--pack, --init-config and --add-labels are for own images (data.name=images)"
 
 DESCRIPTION = """\
@@ -113,27 +112,18 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse(arguments)
 
 
+@verb
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns 0 done, 1 something is wrong, 2 usage, 130 interrupted."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # file names may be no text at all
-            stream.reconfigure(errors="backslashreplace")
+    """Run the command; returns 0 done, 1 something is wrong, and as `ending.verb`."""
+    options = parse_arguments(arguments)
+    log_to_terminal(True)
     try:
-        options = parse_arguments(arguments)
-        log_to_terminal(True)
         data = _data(options)
         if data is None or data.name == "images" or data.name in IMAGENET:
             return _prepare_images(options, data)
         return _prepare_benchmark(options)
-    except UserError as error:
-        show(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        show(f"error: {error}; check the path, its permissions and free space", file=sys.stderr)
-        return FAILED
     except KeyboardInterrupt:
-        show("interrupted; run the same command again to continue", file=sys.stderr)
-        return INTERRUPTED
+        raise KeyboardInterrupt("interrupted; run the same command again to continue") from None
 
 
 def _positive(text: str) -> int:

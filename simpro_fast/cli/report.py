@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from simpro_fast.cli.ending import DONE, verb
+from simpro_fast.cli.output_folder import check_output
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.errors import ConfigError
 from simpro_fast.printable import show
@@ -61,9 +62,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(report_data(groups, notes), indent=1))
         return DONE
+    default = named[0] / FOLDER if len(named) == 1 else named[0] / FOLDER / "compare"
+    folder = options.output or default
+    check_output(folder)
     print_report(groups, notes)
-    folder = named[0] / FOLDER if len(named) == 1 else named[0] / FOLDER / "compare"
-    for path in write_report(groups, options.output or folder, notes):
+    for path in write_report(groups, folder, notes):
         show(f"{'page' if path.suffix == '.html' else 'figure'} {path}")
     return DONE
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from simpro_fast.cli.ending import verb
 from simpro_fast.cli.members import print_commands, train_members
+from simpro_fast.cli.output_folder import check_output
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.cli.sweep import Member, add_sweep_flags, launcher_of, members_of, value_text
 from simpro_fast.errors import ConfigError
@@ -61,12 +62,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     launcher = launcher_of(options)
     if options.print_commands:
         return print_commands(members, launcher)
+    files = [options.output.with_name(options.output.name + ending) for ending in (".md", ".tex")]
+    for path in files:
+        if path.is_dir():
+            raise ConfigError(f"--output {options.output}: {path} is a folder; give another name")
+    check_output(options.output.parent, "give another place")
     code = train_members(members, launcher)
     blocks = [block_of(members, key) for key in metrics]
     notes = notes_of(members, blocks)
     text = markdown(blocks, notes)
-    for ending, content in ((".md", text), (".tex", latex(blocks, notes))):
-        path = options.output.with_name(options.output.name + ending)
+    for path, content in zip(files, (text, latex(blocks, notes)), strict=True):
         write_atomically(path, content)
         show(f"table {path}")
     print(text, end="")

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from simpro_fast.cli.ending import DONE, FAILED, INTERRUPTED, reader_gone
 from simpro_fast.cli.key_hints import key_lines
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.cli.sweep import add_sweep_flags, launcher_of, members_of, wants_sweep
@@ -13,8 +14,6 @@ from simpro_fast.config import dump_config, load_config, load_smoke_config
 from simpro_fast.config.smoke import refuse_smoke_folder
 from simpro_fast.errors import ConfigError, PeerError, UserError
 from simpro_fast.printable import show
-
-DONE, FAILED, INTERRUPTED = 0, 1, 130
 
 DESCRIPTION = """\
 Train SimPro, or a method to compare it with: in this process, or on many devices under deepspeed or
@@ -97,7 +96,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             config = load_config(options.config, options.overrides)
         if options.print_config:
             if rank == 0:
-                print("".join(f"# --smoke: {c}\n" for c in changes) + dump_config(config), end="")
+                print(
+                    "".join(f"# --smoke: {c}\n" for c in changes) + dump_config(config),
+                    end="",
+                    flush=True,
+                )
             return DONE
         if not options.smoke:
             refuse_smoke_folder(config)
@@ -111,6 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             where = f" [rank {rank}]" if many else ""
             show(f"error{where}: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        return reader_gone()
     except OSError as error:
         show(f"error: {error}; check the path, its permissions and free space", file=sys.stderr)
         return FAILED

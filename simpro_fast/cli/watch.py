@@ -131,7 +131,8 @@ def _progress(run: LiveRun, columns: int, block: str) -> Text:
 def _numbers(run: LiveRun, block: str) -> list[Text]:
     """Speed, losses and accuracy of the last period."""
     if not run.rows:
-        return [Text("no period is complete yet, so there are no numbers")]
+        why = "metrics.jsonl is missing" if run.state == FINISHED else "no period is complete yet"
+        return [Text(f"{why}, so there are no numbers")]
     last = run.rows[-1]
 
     def number(key: str, form: str, scale: float = 1.0) -> str:

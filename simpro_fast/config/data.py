@@ -51,7 +51,7 @@ class DataConfig(Section):
     split_file: FilePath | None = Field(None, **NOTHING)
     """A `split.npz` with the index lists `labeled`, `unlabeled`, `test` to use as they are."""
     overlap: bool = False
-    """Put the labeled images into the unlabeled set as well (as ACR, DASO and CoSSL do)."""
+    """Put the labeled images into the unlabeled set as well (as ACR, DARP and CoSSL do)."""
     allow_empty_classes: bool = Field(False, **NOTHING)
     """Accept classes without a labeled image; their prior is floored."""
     batch_size: int = Field(64, gt=0, le=1_000_000)

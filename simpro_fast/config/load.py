@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from yaml.reader import ReaderError
 
 from simpro_fast.config.bounds import DEEPEST, check_document, read_bounded, shown
+from simpro_fast.config.explain import all_keys, describe, flat_items, nearest
 from simpro_fast.config.find import find_config
-from simpro_fast.config.methods import DEFAULT, METHODS, MethodConfig, methods_with
+from simpro_fast.config.methods import DEFAULT, METHODS
 from simpro_fast.config.schema import Config, config_class
 from simpro_fast.errors import ConfigError
 from simpro_fast.utils.regular_file import no_file
@@ -134,7 +134,7 @@ def parse_config(tree: dict[str, Any]) -> Config:
             if len(lines) == _SHOWN:
                 lines["and more"] = None
                 break
-            lines[_describe(problem, tree, schema)[:500]] = None
+            lines[describe(problem, tree, schema)[:500]] = None
         raise ConfigError("; ".join(lines)) from None
 
 
@@ -159,7 +159,7 @@ def with_method_defaults(tree: dict[str, Any]) -> dict[str, Any]:
         return rest
     for name in defaults:
         if name not in METHODS and "." not in name:
-            raise ConfigError(f"methods: there is no method '{name}'{_nearest(name, [*METHODS])}")
+            raise ConfigError(f"methods: there is no method '{name}'{nearest(name, [*METHODS])}")
     return {**rest, "method": {**method, **defaults.get(method.get("name", DEFAULT), {})}}
 
 
@@ -170,7 +170,7 @@ def dump_config(config: Config) -> str:
 
 def flatten(config: Config) -> dict[str, Any]:
     """Dotted key to plain value, for comparisons."""
-    return dict(_flat_items(config.model_dump(mode="json"), ""))
+    return dict(flat_items(config.model_dump(mode="json"), ""))
 
 
 def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _forget_defaults(tree: dict[str, Any], method: Any) -> dict[str, Any]:
 def _known_keys() -> dict[str, Any]:
     """The keys of a configuration file; sections are dictionaries, an empty one holds any key."""
     # What a method of one's own takes is not known before it is imported.
-    return {**_all_keys(Config), "method": {}, "methods": {}}
+    return {**all_keys(Config), "method": {}, "methods": {}}
 
 
 def _refuse_foreign(tree: dict[str, Any], known: dict[str, Any], path: Path) -> None:
@@ -293,125 +293,3 @@ def _apply_override(tree: dict[str, Any], item: str) -> None:
         if not isinstance(node, dict):
             raise ConfigError(f"override {shown(item)}: {section} is a value, not a section")
     node[last] = value
-
-
-def _describe(problem: Any, tree: dict[str, Any], schema: type[Config]) -> str:
-    """One problem found by pydantic, as key, value and cure."""
-    kind, message = problem["type"], problem["msg"]
-    path = [str(part) for part in problem["loc"]]
-    # pydantic appends the branch of a union to the location; keep what exists in the input
-    keys = _existing_keys(path, tree)
-    dotted = ".".join(keys)
-    if kind == "extra_forbidden":
-        return _foreign_option(keys, schema) or (
-            f"unknown key '{dotted[:200]}'{_nearest_key(keys, schema)}"
-        )
-    if kind == "missing":
-        return f"key '{'.'.join(path)}' is missing; set it"
-    if kind == "value_error":
-        message = str(problem["ctx"]["error"])
-        return f"{dotted}: {message}" if dotted else message
-    value = problem["input"]
-    annotation = _annotation(keys, schema)
-    choices = _literals(annotation)
-    if choices and isinstance(value, str):
-        allowed = [*choices, *_plain_types(annotation)]
-        near = _nearest(value, choices)
-        return f"{dotted}={shown(value)} is not one of {', '.join(allowed)}{near}"
-    # Of pydantic's words those that name Python's types.
-    expected = {
-        "model_type": "it is a section; set its keys",
-        "path_type": "input should be a path in quotes",
-    }.get(kind, message[0].lower() + message[1:])
-    extra = f" (or one of {', '.join(choices)})" if choices else ""
-    return f"{dotted}={'null' if value is None else shown(value)}: {expected}{extra}"
-
-
-def _existing_keys(path: list[str], tree: Any) -> list[str]:
-    keys: list[str] = []
-    for part in path:
-        if not isinstance(tree, dict) or part not in tree:
-            break
-        keys.append(part)
-        tree = tree[part]
-    return keys
-
-
-def _annotation(keys: list[str], model: Any) -> Any:
-    """What stands beside a key of `model`, a Config."""
-    for key in keys:
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
-            return None
-        if key not in model.model_fields:
-            return None
-        model = model.model_fields[key].annotation
-    return model
-
-
-def _literals(annotation: Any) -> list[str]:
-    found: list[str] = []
-    for arg in get_args(annotation):
-        found += [arg] if isinstance(arg, str) else _literals(arg)
-    return found
-
-
-def _plain_types(annotation: Any) -> list[str]:
-    words = {int: "an integer", float: "a number", bool: "true or false"}
-    return [words[arg] for arg in get_args(annotation) if arg in words]
-
-
-def _flat_items(tree: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    items: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        items += _flat_items(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
-    return items
-
-
-def _foreign_option(keys: list[str], schema: type[Config]) -> str | None:
-    """What to say of an option that other methods have."""
-    if len(keys) != 2 or keys[0] != "method" or not (others := methods_with(keys[1])):
-        return None
-    mine: type[MethodConfig] = schema.model_fields["method"].annotation  # type: ignore[assignment]
-    name = next((n for n, entry in METHODS.items() if entry.keys is mine), "this method")
-    own = ", ".join(mine.own_keys()) or "none of its own"
-    near = _nearest(keys[1], mine.own_keys())
-    return (
-        f"method.{keys[1]} is an option of {', '.join(others)}, not of {name}{near}; "
-        f"its options: {own}"
-    )
-
-
-def _nearest_key(keys: list[str], schema: type[Config]) -> str:
-    section = _annotation(keys[:-1], schema) if len(keys) > 1 else schema
-    siblings = list(section.model_fields) if hasattr(section, "model_fields") else []
-    close = difflib.get_close_matches(keys[-1], siblings, n=1)
-    if close:
-        return f"; did you mean '{'.'.join([*keys[:-1], close[0]])}'?"
-    everywhere = dict(_flat_items(_all_keys(schema), ""))
-    elsewhere = [name for name in everywhere if name.rpartition(".")[2] == keys[-1]]
-    if elsewhere:
-        return f"; did you mean '{elsewhere[0]}'?"
-    return _nearest(".".join(keys), list(everywhere))
-
-
-def _all_keys(model: type[BaseModel]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for name, field in model.model_fields.items():
-        inner = field.annotation
-        nested = isinstance(inner, type) and issubclass(inner, BaseModel)
-        tree[name] = _all_keys(inner) if nested else None  # type: ignore[arg-type]
-    return tree
-
-
-# Other words for a value, some of which look like a wrong one ("gpu" like "cpu").
-_SYNONYMS = {"gpu": "cuda", "float32": "fp32", "float64": "fp64", "double": "fp64"}
-_SYNONYMS |= dict.fromkeys(("fp16", "float16", "half", "bfloat16"), "bf16")
-
-
-def _nearest(value: str, choices: list[str]) -> str:
-    known = _SYNONYMS.get(value.lower())
-    if known in choices:
-        return f"; did you mean '{known}'?"
-    close = difflib.get_close_matches(value, choices, n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from simpro_fast.data.datasets.image_list import select
-from simpro_fast.data.files.decode import OK
+from simpro_fast.data.files.decode import OK, is_image_name
 from simpro_fast.data.files.manifest import EVALUATED, Row, read_manifest
 from simpro_fast.data.files.scan_folders import scan_classes
 from simpro_fast.data.files.skipped import Ignored
@@ -58,7 +58,7 @@ def labeled_logits(
     ones. All logits are held, 4 K bytes an image.
 
     Raises:
-        ConfigError: a class that the model does not know; names it and the nearest.
+        ConfigError: a class that the model does not know; names it and the nearest. Or an image.
         UserError: nothing there, no image, none that can be read.
     """
     ignored = Ignored()
@@ -66,6 +66,11 @@ def labeled_logits(
         rows, names = scan_classes(data, "val", ignored)
     elif said := no_file(data):
         raise UserError(f"{data}: {said}; give a folder with one subfolder per class or a manifest")
+    elif is_image_name(data.name):
+        raise ConfigError(
+            f"{data}: is an image; give a folder with one subfolder of images per class, or a "
+            "manifest (simpro-fast predict classifies images without classes)"
+        )
     else:
         manifest = read_manifest(data)
         labeled = [row for row in manifest.rows if row.label and row.split != "unlabeled"]

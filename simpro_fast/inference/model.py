@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from simpro_fast.data.augment.crops import centre_crop, resize_crop
 from simpro_fast.data.files.square import read_square
 from simpro_fast.data.files.tar_index import Member
-from simpro_fast.errors import UserError
+from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.estimation.posterior import posterior, resolve_prior
 from simpro_fast.evaluation import network_input
 from simpro_fast.inference.model_file import DESCRIPTION, WEIGHTS, ModelFile, read_model_file
@@ -203,10 +203,10 @@ def pick_device(device: str) -> torch.device:
     """`auto`, `cpu` or `cuda` as a device of this machine.
 
     Raises:
-        UserError: `cuda` without one.
+        ConfigError: `cuda` without one.
     """
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: no CUDA device is visible; use --device cpu")
+        raise ConfigError("--device cuda: no CUDA device is visible; use --device cpu")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(device)

@@ -12,6 +12,7 @@ from simpro_fast.inference.model_file import ModelFile
 from simpro_fast.printable import printable
 
 CARD = "README.md"
+OWN = "own images"
 MOST_CLASSES = 200
 """Rows of the table of classes."""
 
@@ -25,7 +26,7 @@ def model_card(file: ModelFile, summary: Mapping[str, Any], dataset: str) -> str
         summary: content of `summary.json`.
         dataset: name of the data set.
     """
-    dataset = "own images" if dataset == "images" else dataset
+    dataset = OWN if dataset == "images" else dataset
     parts = [_front_matter(file, summary, dataset), _title(file, summary, dataset)]
     parts += [_accuracy(summary), _classes(file, summary), _estimate(summary)]
     parts += [_use(file), _limits(file, summary), _training(file, summary)]
@@ -60,12 +61,13 @@ def _front_matter(file: ModelFile, summary: Mapping[str, Any], dataset: str) -> 
 
 def _title(file: ModelFile, summary: Mapping[str, Any], dataset: str) -> str:
     labeled, unlabeled = sum(summary["labeled_counts"]), summary["unlabeled_counts"]
+    source = "from its maker's own files" if dataset == OWN else f"of {_text(dataset)}"
     others = "unlabeled images" if unlabeled is None else f"{sum(unlabeled):,} unlabeled images"
     return (
         f"# {_text(summary['name'])}\n\n"
         f"A classifier of {len(file.class_names)} classes ({_text(file.model.name)}), trained with "
         f"simpro_fast by the method {_text(file.method)} on {labeled:,} labeled images and "
-        f"{others} of {_text(dataset)} ({file.image_size} px, {file.step:,} steps, seed "
+        f"{others} {source} ({file.image_size} px, {file.step:,} steps, seed "
         f"{summary['seed']}). The weights are a moving average of those in training.\n"
     )
 

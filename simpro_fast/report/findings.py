@@ -116,8 +116,9 @@ def _warnings(
             worst = max(wide, key=lambda k: bounds[k].high - bounds[k].low)
             found.append(
                 f"{_classes(summary, wide)}: the interval is very wide ({_class(summary, worst)}: "
-                f"{100 * bounds[worst].low:.0f} to {100 * bounds[worst].high:.0f} %); more labeled "
-                "images would narrow it"
+                f"{100 * bounds[worst].low:.0f} to {100 * bounds[worst].high:.0f} %); longer "
+                "training would narrow it while the accuracy still rises, more labeled images "
+                "afterwards"
             )
         pi_u = summary["pi_u"]
         apart = [k for k, i in enumerate(bounds) if _disagrees(i, pi_u[k])]

@@ -32,6 +32,12 @@ class Group:
         """Of the first seed, for what all seeds share."""
         return self.runs[0].summary
 
+    @property
+    def class_order(self) -> np.ndarray:
+        """Classes by labeled images, the most first; equal ones as they come. int64 [K]."""
+        counts = self.summary.get("labeled_counts") or [0] * len(self.summary["class_names"])
+        return np.argsort(-np.asarray(counts, dtype=np.float64), kind="stable")
+
     def number(self, key: str) -> tuple[float | None, float | None]:
         """Mean of a number of the summaries, and its standard deviation (None for one seed)."""
         values = [v for run in self.runs if (v := run.summary.get(key)) is not None]

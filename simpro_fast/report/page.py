@@ -71,6 +71,7 @@ def content(
         groups = [replace(g, label=f"{letter(i)} {g.label}") for i, g in enumerate(groups)]
     several = len(groups) > 1
     names = [str(name) for name in groups[0].summary["class_names"]]
+    labeled = bool(groups[0].summary.get("labeled_counts"))
     title = str(groups[0].summary["name"]) if not several else f"{len(groups)} experiments"
     if len(groups) == 2:
         title = " and ".join(group.label for group in groups)
@@ -85,6 +86,7 @@ def content(
         "shared": shared_warnings([finding(group.summary) for group in groups]),
         "priors": _prior_table(groups, names),
         "accuracies": _accuracy_table(groups, names),
+        "numbers": "Numbers" + ", classes with most labeled images first" * labeled,
         "many_classes": len(names) > _SHOWN_CLASSES,
         "truth_known": groups[0].summary.get("pi_u_true") is not None,
         "uniform_kl": _uniform_kl(groups[0]),
@@ -173,7 +175,7 @@ def _prior_table(groups: Sequence[Group], names: Sequence[str]) -> Table:
                     for i in bounds
                 ]
             )
-    return {"head": head, "rows": [list(row) for row in zip(names, *columns, strict=True)]}
+    return {"head": head, "rows": _in_order(groups[0], names, *columns)}
 
 
 def _accuracy_table(groups: Sequence[Group], names: Sequence[str]) -> Table:
@@ -183,7 +185,12 @@ def _accuracy_table(groups: Sequence[Group], names: Sequence[str]) -> Table:
         mean, spread = group.vector("per_class")
         columns.append([_percent(m / 100, s / 100) for m, s in zip(mean, spread, strict=True)])
     head = ["class"] + ["labeled"] * bool(labeled) + [f"{group.label}, %" for group in groups]
-    return {"head": head, "rows": [list(row) for row in zip(names, *columns, strict=True)]}
+    return {"head": head, "rows": _in_order(groups[0], names, *columns)}
+
+
+def _in_order(group: Group, *columns: Sequence[str]) -> list[list[str]]:
+    """Columns with a cell per class as rows, in the order of the figures."""
+    return [[column[k] for column in columns] for k in group.class_order]
 
 
 def _percent(mean: float, spread: float) -> str:

@@ -1,7 +1,8 @@
 """Published numbers, and which of our runs they may stand beside: those of the same configuration.
 
 `configs/published.csv` holds them with their source. A row with a `config` is what that shipped
-configuration with these `overrides` would repeat; the others are of methods that we lack.
+configuration with these `overrides` would repeat, as nearly as can be said with them; why others
+have none stands in configs/README.md. Of several rows with one configuration the first counts.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _by_training() -> dict[tuple[tuple[str, Any], ...], Published]:
             config = load_config(row["config"], row["overrides"].split())
             std = float(row["std"]) if row["std"] else None
             number = Published(row["metric"], float(row["mean"]), std, row["method"], row["source"])
-            found[_training(config)] = number
+            found.setdefault(_training(config), number)
     return found
 
 

@@ -96,12 +96,15 @@ def read_live(run_dir: Path) -> LiveRun:
         split = printables(read_json(run_dir / "split.json"))
     ranks = _ranks(run_dir / BEATS)
     end = _end(run_dir)
-    state, message = _state(run, config, ranks, end)
+    summary = run.read_summary()
+    state, message = _state(run_dir, config, summary, ranks, end)
     steps = [row["step"] for row in rows[-1:]]
     if state in (RUNNING, STALE):
         steps += [one.beat.step for one in ranks]
     elif state in (FAILED, PREEMPTED, INTERRUPTED):
         steps += [step for step in [(end or {}).get("step")] if isinstance(step, int)]
+    elif summary is not None and state == FINISHED:
+        steps += [summary["steps"]]
     return LiveRun(
         path=run_dir,
         config=config,
@@ -130,15 +133,18 @@ def _ranks(folder: Path) -> list[RankLife]:
 
 
 def _state(
-    run: RunDirectory, config: Config, ranks: list[RankLife], end: dict[str, Any] | None
+    run_dir: Path,
+    config: Config,
+    summary: dict[str, Any] | None,
+    ranks: list[RankLife],
+    end: dict[str, Any] | None,
 ) -> tuple[str, str]:
-    summary = run.read_summary()
     if summary is not None and summary["steps"] >= config.train.steps:
         return FINISHED, ""
     if any(one.alive for one in ranks):
         gone = [str(one.beat.rank) for one in ranks if not one.alive]
         return RUNNING, f"rank(s) {', '.join(gone)} without a sign of life" if gone else ""
-    if _holder_runs(run.path):
+    if _holder_runs(run_dir):
         return STARTING, ""
     if end is not None:
         kind = end.get("kind")

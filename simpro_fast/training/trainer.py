@@ -6,34 +6,27 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from simpro_fast.config import Config
-from simpro_fast.data.batch import Batch, Loader, rank_layout
+from simpro_fast.data.batch import Batch, Loader
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.splits.build import make_split
-from simpro_fast.data.splits.split import Split, save_split
+from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.engine.build import build_engine
 from simpro_fast.engine.optim import learning_rate
 from simpro_fast.errors import PeerError, UserError
 from simpro_fast.evaluation import Evaluation, kl_divergence
 from simpro_fast.fault_tolerance.stop_requests import Preempted
 from simpro_fast.fault_tolerance.watchdog import Watchdog
 from simpro_fast.methods import MethodOutput
-from simpro_fast.models import (
-    ModelEMA,
-    average_buffers,
-    first_rank_buffers,
-)
 from simpro_fast.run.banner import announce
+from simpro_fast.run.begin import begin_run
 from simpro_fast.run.checkpoint import save_on_main
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.export import (
@@ -44,22 +37,16 @@ from simpro_fast.run.export import (
     write_results,
 )
 from simpro_fast.run.loggers.base import Loggers
-from simpro_fast.run.loggers.build import start_loggers
 from simpro_fast.run.notebook_table import build_progress
 from simpro_fast.run.pictures import views_figure
 from simpro_fast.run.resume import agreed_fingerprint, find_state, load_state
-from simpro_fast.training.build import (
-    build_loader_for,
-    build_method_for,
-    build_student,
-    needs_of,
-)
+from simpro_fast.training.build import build_loader_for
 from simpro_fast.training.evaluate import estimate_shares, evaluate_split
-from simpro_fast.training.method_inputs import MethodInputs, with_uniforms
+from simpro_fast.training.method_inputs import with_uniforms
 from simpro_fast.training.metrics import Meter, Stopwatch, ThresholdWatch, step_profiler
 from simpro_fast.training.micro_batch import join_outputs, split_batch
-from simpro_fast.training.phases import Labeled, Phases
-from simpro_fast.training.predictor import Predictor
+from simpro_fast.training.parts import build_parts
+from simpro_fast.training.phases import Labeled
 from simpro_fast.training.state import History, gather_counts, scatter_counts
 from simpro_fast.training.step_graph import build_step_graph
 from simpro_fast.training.step_guard import (
@@ -110,14 +97,20 @@ class Trainer:
         self.history = History()
         self.last_evaluation: Evaluation | None = None
         self.stopwatch = Stopwatch()
-        self.loggers = Loggers()
-        checkpoint = None
+        self.loggers, checkpoint = Loggers(), None
         if found is not None:
             load = self.load_state_dict
             checkpoint = load_state(found, load, config, self.fingerprint, ranks)
         self.loader = self._build_loader()
         if write:
-            self._start_run(checkpoint)
+            self.loggers = begin_run(
+                *(self.run, config, ranks, {"alpha": self.alpha, **self.fingerprint}),
+                split=self.split,
+                dataset=self.dataset,
+                pretrained=self.pretrained,
+                checkpoint=checkpoint,
+                step=self.step,
+            )
         self.progress = build_progress(
             config.log.progress, config.train.steps, self.views_per_step, main=ranks.is_main
         )
@@ -166,8 +159,8 @@ class Trainer:
                     self.guard.watch(out.loss, self.step)
             self.engine.backward(part.loss)
         self.engine.step(lr)
-        if self.share_buffers is not None:
-            self.share_buffers(self.model)
+        if self.parts.share_buffers is not None:
+            self.parts.share_buffers(self.model)
         self.ema.follow(decay)
         return out
 
@@ -216,6 +209,10 @@ class Trainer:
         """
         replaced = torch.tensor([float(getattr(self.loader, "replaced", 0))], dtype=torch.float64)
         evaluation = self.last_evaluation or self.evaluate(temperature=True)
+        heap = estimate_shares(
+            *(self.predictor.network(), self.dataset, self.split, self.ranks, evaluation),
+            self.config,
+        )
         trained = TrainedRun(
             config=self.config,
             dataset=self.dataset,
@@ -224,14 +221,7 @@ class Trainer:
             views_per_step=self.views_per_step,
             seconds=self.history.seconds,
             evaluation=evaluation,
-            heap=estimate_shares(
-                self.predictor.network(),
-                self.dataset,
-                self.split,
-                self.ranks,
-                evaluation,
-                self.config,
-            ),
+            heap=heap,
             top1=self.history.top1,
             pi_u=self.method.normalised_pi_u().tolist(),
             phi=self.method.phi.tolist(),
@@ -310,57 +300,21 @@ class Trainer:
 
     def _build_training(self, *, fresh: bool) -> None:
         config, ranks = self.config, self.ranks
-        self.needs = needs_of(config)
-        model, self.pretrained = build_student(config, self.dataset, ranks, self.needs, fresh=fresh)
+        self.parts = parts = build_parts(
+            config, self.dataset, self.split, self.labeled, ranks, fresh=fresh
+        )
+        self.needs, self.pretrained, self.alpha = parts.needs, parts.pretrained, parts.alpha
         if self.pretrained is not None:
             self.fingerprint["weights"] = self.pretrained.sha256
-        self.share_buffers = {"average_buffers": average_buffers, False: first_rank_buffers}.get(
-            config.distributed.sync_bn
-        )
-        self.ema = ModelEMA(model, config.train.ema_decay, warmup=config.train.ema_warmup)
-        self.engine = build_engine(config, model, ranks)
-        self.model = self.engine.module
-        self.method, self.alpha = build_method_for(config, self.split, self.dataset, model, ranks)
-        self.predictor = Predictor(self.method, self.ema.module)
-        self.layout = rank_layout(
-            config.data,
-            labeled_views=config.labeled_views,
-            strong_views=config.strong_views,
-            world_size=ranks.world_size,
-        )
+        self.engine, self.model, self.ema = parts.engine, parts.engine.module, parts.ema
+        self.method, self.predictor, self.phases = parts.method, parts.predictor, parts.phases
+        self.inputs, self.layout = parts.inputs, parts.layout
         self.views_per_step = self.layout.rows * ranks.world_size
         self.micro_batches = config.micro_batches(ranks.world_size)
-        self.phases = Phases(
-            *(config, self.dataset, ranks, self.needs, self.method, self.engine, self.ema),
-            *(self.predictor, self.labeled),
-        )
-        self.inputs = MethodInputs(
-            self.needs,
-            self.engine,
-            self.method,
-            self.ema.module,
-            self.layout.part(self.micro_batches),
-            config,
-            self.dataset.image_size,
-        )
         self.step_graph = build_step_graph(config, ranks, self.learn)
         self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
         self.meter = Meter(ranks.device, self.dataset.num_classes)
         self.threshold_watch = ThresholdWatch(config.method.threshold)
-
-    def _start_run(self, checkpoint: Path | None) -> None:
-        """Write what a run starts with, on rank 0; the others wait for it."""
-        if self.ranks.is_main:
-            run, config, facts = self.run, self.config, {"alpha": self.alpha, **self.fingerprint}
-            if checkpoint is None:
-                weights = None if self.pretrained is None else asdict(self.pretrained)
-                run.start(config, self.ranks, facts, weights)
-            else:
-                run.go_on(config, self.ranks, facts, checkpoint, self.step)
-            save_split(self.split, run.path, self.dataset)
-            names, fresh = self.dataset.class_names, checkpoint is None
-            self.loggers = start_loggers(config, run.path, names, self.step, fresh=fresh)
-        self.ranks.barrier()
 
     def evaluate(self, *, temperature: bool = False) -> Evaluation | None:
         """Top-1 of the EMA model on the test set by the method's rule (SimPro: argmax f(x)).
@@ -406,15 +360,8 @@ class Trainer:
         """
         return {
             "step": self.step,
-            **self.engine.save(),
-            "ema": self.ema.state_dict(),
-            "method": {
-                k: v
-                for k, v in self.method.state_dict().items()
-                if k not in self.method.rank_counts
-            },
+            **self.parts.state(),
             "accumulators": gather_counts(self._counts(), self.ranks),
-            **self.phases.state(),
             "top1": self.history.top1,
             "seconds": self.history.seconds,
             "fingerprint": self.fingerprint,
@@ -430,11 +377,7 @@ class Trainer:
         """
         if part := non_finite_part(state):
             raise UserError(f"a weight ({part}) is not finite")
-        self.engine.load({"model": state["model"], "optimizer": state["optimizer"]})
-        self.ema.load_state_dict(state["ema"])
-        counts = {name: getattr(self.method, name) for name in self.method.rank_counts}
-        self.method.load_state_dict({**counts, **state["method"]})
-        self.phases.load(state)
+        self.parts.load(state)
         scatter_counts(state["accumulators"], self._counts(), self.ranks)
         self.fingerprint = {**state["fingerprint"], **self.fingerprint}
         self.step = state["step"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 
@@ -196,6 +197,24 @@ def test_heap_of_a_sample_and_with_bad_files(
     assert [r["predicted"] for r in other["rows"]] != [r["predicted"] for r in some["rows"]]
     code, _, err = command("heap", config.run_dir, tmp_path / "bad.png")
     assert code == 1 and "no image could be read" in err
+
+
+def test_wrong_usage_is_told_before_the_work(
+    config: Config, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, picture = tmp_path / "file", next((folders / "heap").glob("*.png"))
+    file.write_text("where the folder should be")
+    cases: list[tuple[list[object], str]] = [
+        (["evaluate", config.run_dir, "--output", file], f"--output {file}: cannot be written"),
+        (["heap", config.run_dir, folders / "heap", "--output", file / "under"], "--output"),
+        (["evaluate", config.run_dir, picture, "--output", tmp_path], "is an image; give a folder"),
+    ]
+    if not torch.cuda.is_available():
+        cases.append((["evaluate", config.run_dir, "--device", "cuda"], "no CUDA device"))
+    for words, said in cases:
+        assert main([*map(str, words), "--no-figures"]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and said in err and len(err.splitlines()) == 1
 
 
 def test_tables_for_people(

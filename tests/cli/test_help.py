@@ -46,12 +46,24 @@ def test_the_overview_names_every_verb_with_an_example(capsys: pytest.CaptureFix
         assert (ROOT / "launch" / f"{name}.py").is_file()
 
 
-@pytest.mark.parametrize("word", ["--help", "--version"])
-def test_the_overview_survives_a_reader_that_is_gone(word: str) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["--version"],
+        ["train", "--help"],
+        ["train", "digits_lt/reversed", "--print-config"],
+        ["doctor", "--help"],
+        ["prepare", "--version"],
+        ["report", "--help"],
+    ],
+    ids=" ".join,
+)
+def test_a_reader_that_is_gone_is_one_line(words: list[str]) -> None:
     reader, pipe = os.pipe()
     os.close(reader)
-    words = [sys.executable, "-m", "simpro_fast", word]
-    done = subprocess.run(words, stdout=pipe, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    command = [sys.executable, "-m", "simpro_fast", *words]
+    done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     os.close(pipe)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
 

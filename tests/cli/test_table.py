@@ -88,6 +88,19 @@ def test_usage(table: Table) -> None:
         assert part in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("place", ["out", "out/t.md/"])
+def test_an_output_that_cannot_be_written_is_told_first(
+    table: Table, tmp_path: Path, place: str
+) -> None:
+    if place.endswith("/"):
+        (tmp_path / place).mkdir(parents=True)
+    else:
+        (tmp_path / place).write_text("where the folder should be")
+    done = table("--seeds", "1")
+    assert done.returncode == 2 and done.stderr.startswith("error: --output out")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_committed_studies_are_of_rows_that_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     import studies

@@ -110,6 +110,17 @@ def test_states_have_names(run: Config, capsys: pytest.CaptureFixture[str]) -> N
     assert "SimPro: finished\n" in once(run, capsys)
 
 
+def test_a_finished_run_without_metrics_has_the_steps_of_its_summary(
+    run: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = run.train.steps
+    (run.run_dir / "metrics.jsonl").unlink()
+    (run.run_dir / "summary.json").write_text(json.dumps({"steps": steps}))
+    said = once(run, capsys)
+    assert "finished\n" in said and f"step {steps} of {steps} (100 %)" in said
+    assert "metrics.jsonl is missing, so there are no numbers" in said
+
+
 def test_ranks_elsewhere_live_by_their_beats(
     run: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:

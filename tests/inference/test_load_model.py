@@ -18,7 +18,7 @@ from simpro_fast.config.schema import Config
 from simpro_fast.data.datasets.image_list import select
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.splits.build import make_split
-from simpro_fast.errors import UserError
+from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.evaluation import evaluate
 from simpro_fast.inference.model import TrainedModel
 from tests.inference.trained import train
@@ -165,5 +165,5 @@ def test_other_paths_are_no_models(config: Config, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=said):
             load_model(path)
     if not torch.cuda.is_available():
-        with pytest.raises(UserError, match="no CUDA device"):
+        with pytest.raises(ConfigError, match="no CUDA device"):
             load_model(config.run_dir, "cuda")

@@ -218,6 +218,7 @@ def test_classes_are_in_the_order_of_their_labeled_images(draw: Draw, tmp_path: 
     drawn = draw(make_summary(labeled_counts=counts, pi_u=shares, pi_u_true=None), **row)
     bars = [bar.get_height() for bar in drawn["prior.png"].axes[0].containers[0]]
     assert bars == pytest.approx([20, 40, 30, 10])
+    assert drawn["prior.png"].axes[0].get_xlabel() == "class (most labeled first)"
     panels = drawn["classes_over_time.png"].axes
     accuracy, kept = (axes.collections[0].get_array() for axes in panels[:2])
     assert accuracy.shape == kept.shape == (4, 6)

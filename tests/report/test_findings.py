@@ -57,7 +57,7 @@ def test_even_shares_are_not_called_mostly_one_class() -> None:
         ({}, "no intervals"),
         ({"heap": {**heap(), "rows": heap()["rows"][:3]}}, "no intervals"),
         ({"heap": {**heap(), "converged": False}}, "has not converged"),
-        ({"heap": heap(half=0.3)}, "very wide (class name2: 0 to 55 %)"),
+        ({"heap": heap(half=0.3)}, "very wide (class name2: 0 to 55 %); longer training would"),
         (
             {"heap": heap([0.4, 0.3, 0.2, 0.1])},
             "estimators disagree (pi_u of the training says 60 %",

@@ -19,6 +19,7 @@ from PIL import Image
 
 from simpro_fast.cli.report import main
 from tests.report.made_runs import make_run
+from tests.report.small_runs import make_summary, write_run
 
 NASTY = [
     "<script>alert(1)</script>",
@@ -158,6 +159,25 @@ def test_what_a_run_lacks_is_said(tmp_path: Path) -> None:
         "speed": "No row of metrics",
     }.items():
         assert said in page.text[section]
+
+
+def test_tables_have_the_classes_in_the_order_of_the_figures(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "seed1", make_summary(labeled_counts=[5, 40, 20, 40]))
+    page = report(str(path))
+    for section in ("unlabeled", "classes"):
+        assert "Numbers, classes with most labeled images first" in page.text[section]
+        assert re.findall(r"name\d", page.text[section]) == ["name1", "name3", "name2", "name0"]
+
+
+def test_an_output_that_cannot_be_written_is_told_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_run(tmp_path / "seed1", make_summary())
+    for place in (path / "summary.json", path / "summary.json" / "report"):
+        assert main([str(path), "--output", str(place)]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith(f"error: --output {place}: ")
+        assert err.endswith("give another folder\n") and len(err.splitlines()) == 1
 
 
 def test_experiments_share_a_page(tmp_path: Path) -> None:

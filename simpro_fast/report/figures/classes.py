@@ -47,12 +47,6 @@ class Series:
     """Standard deviation."""
 
 
-def class_order(drawn: Drawn) -> np.ndarray:
-    """Classes by labeled images, the most first; equal ones as they come."""
-    counts = drawn.groups[0].summary.get("labeled_counts") or [0] * len(drawn.class_names)
-    return np.argsort(-np.asarray(counts, dtype=np.float64), kind="stable")
-
-
 def class_width(drawn: Drawn, available: float) -> float:
     """Figure width in inches that leaves room for every bar, at most what there is."""
     num_series = min(len(drawn.groups), _BARS_OF) + 1
@@ -63,7 +57,7 @@ def class_width(drawn: Drawn, available: float) -> float:
 def prior(drawn: Drawn, width: float) -> Figure | None:
     """The estimated class distribution of the unlabeled set at the end, and the true one."""
     summary = drawn.groups[0].summary
-    order = class_order(drawn)
+    order = drawn.groups[0].class_order
     truth = summary.get("pi_u_true")
     series = []
     if truth is not None:
@@ -108,7 +102,7 @@ def prior(drawn: Drawn, width: float) -> Figure | None:
 
 def per_class(drawn: Drawn, width: float) -> Figure | None:
     """Accuracy of each class at the end."""
-    order = class_order(drawn)
+    order = drawn.groups[0].class_order
     series = []
     for index, group in enumerate(drawn.groups):
         mean, spread = group.vector("per_class")
@@ -232,6 +226,7 @@ def _class_axis(
     names = [short(drawn.class_names[k], 12) for k in order]
     labeled = drawn.groups[0].summary.get("labeled_counts") or []
     counts = counts and bool(labeled)
+    ending = ", with its labeled images" * counts + " (most labeled first)" * bool(labeled)
     room = (width - 1.0) / len(names)  # inches of a class
     longest = max([*map(len, names), *([len(f"{c:,}") for c in labeled] if counts else [])])
     upright = 0.088 * longest < 0.95 * room
@@ -246,15 +241,15 @@ def _class_axis(
             ha="center" if upright else "right",
             rotation_mode="default" if upright else "anchor",
         )
-        axes.set_xlabel("class, with its labeled images" if counts else "class")
+        axes.set_xlabel(f"class{ending}")
     else:
         size = max(len(str(len(names))), len(f"{max(labeled):,}") if counts else 0)
         step = next(s for s in _STEPS if s * room >= 0.13 + 0.088 * size or s * 2 > len(names))
         ticks = list(range(0, len(names), step))
         texts = [f"{k}\n{labeled[order[k]]:,}" if counts else f"{k}" for k in ticks]
         axes.set_xticks(ticks, texts)
-        what = "place by labeled images" if (np.diff(order) < 0).any() else "class index"
-        axes.set_xlabel(f"{what}, with its labeled images" if counts else what)
+        what = "place of the class" if (np.diff(order) < 0).any() else "class index"
+        axes.set_xlabel(f"{what}{ending}")
     axes.tick_params(axis="x", length=0, labelsize=FONT if upright else 9)
     axes.margins(x=0.01)
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from simpro_fast.report.figures.classes import class_order
 from simpro_fast.report.figures.style import (
     FONT,
     LINES,
@@ -44,7 +43,7 @@ def classes_over_time(drawn: Drawn, width: float) -> Figure | None:
             panels.append((title, steps, scale * values))
     if not panels:
         return None
-    order = class_order(drawn)
+    order = group.class_order
     each = min(4.5, max(1.5, 0.13 * len(order)))
     figure = new_figure(width, 1.2 + (each + 0.35) * len(panels))
     rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
@@ -83,7 +82,7 @@ def confusion(drawn: Drawn, width: float) -> Figure | None:
     tables = [table for run in group.runs if (table := run.summary.get("confusion"))]
     if not tables:
         return None
-    order = class_order(drawn)
+    order = group.class_order
     counts = np.sum(np.array(tables, np.float64), axis=0)[order][:, order]
     totals = counts.sum(axis=1, keepdims=True)
     shares = np.divide(100 * counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
