@@ -182,8 +182,10 @@ def draw(dataset: str, rows: list[dict[str, Any]]) -> Path:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, 2, figsize=(13, 4.5), constrained_layout=True)
     used = _used(rows)
+    many = len(used) > 3  # their numbers and names would print over each other
+    size = (15, 6) if many else (13, 4.5)
+    figure, panels = plt.subplots(1, 2, figsize=size, constrained_layout=True)
     width, colours = 0.8 / len(used), plt.get_cmap("tab20")
     for panel, key, label, form in (
         (panels[0], "top1", "top-1 accuracy (%)", "%.1f"),
@@ -193,7 +195,7 @@ def draw(dataset: str, rows: list[dict[str, Any]]) -> Path:
             values = [_mean(rows, d, method, key) or 0.0 for d in shown]
             places = [x + (i - (len(used) - 1) / 2) * width for x in range(len(shown))]
             bars = panel.bar(places, values, width, label=title, color=colours(i))
-            if len(used) <= 3:  # more would print over each other
+            if not many:
                 panel.bar_label(bars, fmt=form, fontsize=8, padding=1)
         if key == "kl_pi_u":
             for x, name in enumerate(shown):
@@ -205,7 +207,11 @@ def draw(dataset: str, rows: list[dict[str, Any]]) -> Path:
         panel.set_ylabel(label)
         panel.spines[["top", "right"]].set_visible(False)
         panel.margins(y=0.12)
-        panel.legend(frameon=False, fontsize=8, ncols=2)
+        if not many:
+            panel.legend(frameon=False, fontsize=8, ncols=2)
+    if many:
+        handles, labels = panels[1].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=7, frameon=False)
     panels[0].set_title(f"{dataset}, by distribution of the unlabeled images")
     panels[1].set_title("How far the estimate is from the truth")
     path = RESULTS / f"{dataset}.png"
