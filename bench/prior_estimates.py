@@ -1,6 +1,6 @@
 """How far is each estimate of the unlabeled class distribution from the truth, and when?
 
-    python bench/prior_estimates.py                        # of bench/experiment.py at 14 px
+    python bench/prior_estimates.py                        # the table of all methods
     python bench/prior_estimates.py --runs elsewhere/runs --kind _14px_1200 --results longer
 
 Looks at the finished runs <runs>/<name>/<distribution><kind>/method.name-<method>/seed<k>, as
@@ -250,8 +250,8 @@ def main() -> int:
     parser.add_argument("--name", default="fashion_mnist_lt", help="data set of the runs")
     parser.add_argument(
         "--kind",
-        default="_14px",
-        help="what their folders have after that of the distribution (_14px)",
+        default="_14px_800",
+        help="what their folders have after that of the distribution (_14px_800)",
     )
     parser.add_argument(
         "--results", default="prior_estimates", help="name in bench/results, or a path, without end"

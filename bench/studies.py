@@ -17,7 +17,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
 from experiment import (
@@ -33,6 +32,7 @@ from experiment import (
 )
 
 from simpro_fast.cli.members import train_members
+from simpro_fast.report.tables import spread
 from simpro_fast.utils.atomic_write import write_atomically
 from simpro_fast.utils.file_lock import locked
 
@@ -109,17 +109,12 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             mine = [r for r in rows if (r["row"], r["distribution"]) == (name, distribution)]
             if not mine:
                 continue
-            columns = [_spread(mine, "top1", 1)]
-            columns += [_spread(mine, key, 2) for key in ("kl_10", "kl_20", "kl_pi_u")]
+            columns = [spread([float(r["top1"]) for r in mine], 1)]
+            for key in ("kl_10", "kl_20", "kl_pi_u"):
+                columns.append(spread([float(r[key]) for r in mine], 2))
             lines.append(f"| {name} | {distribution} | {len(mine)} | {' | '.join(columns)} |")
         lines.append("")
     return "\n".join(lines)
-
-
-def _spread(rows: Sequence[dict[str, Any]], key: str, digits: int) -> str:
-    values = [float(r[key]) for r in rows]
-    text = f"{fmean(values):.{digits}f}"
-    return text if len(values) < 2 else f"{text} ± {stdev(values):.{digits}f}"
 
 
 def main() -> int:

@@ -86,14 +86,12 @@ class PseudoLabelMethod(Method):
         if self.training:
             self.count_all(scores)
         return self._counted(
-            *(
-                labeled,
-                unlabeled.loss,
-                targets,
-                unlabeled.mask,
-                scores.argmax(dim=1),
-                unlabeled.class_mass,
-            )
+            labeled,
+            unlabeled.loss,
+            targets,
+            unlabeled.mask,
+            scores.argmax(dim=1),
+            unlabeled.class_mass,
         )
 
     @torch.no_grad()

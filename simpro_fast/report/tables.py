@@ -83,19 +83,23 @@ def latex(blocks: Sequence[Block], notes: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def spread(values: Sequence[float], digits: int, sign: str = "±") -> str:
+    """Mean, and the standard deviation of more than one value."""
+    text = f"{fmean(values):.{digits}f}"
+    return text if len(values) < 2 else f"{text} {sign} {stdev(values):.{digits}f}"
+
+
 def _cell(cell: Cell, metric: Metric, sign: str) -> str:
     """Mean, deviation, number of seeds where some are missing, and the published number."""
     text = "-"
     if cell.values:
-        text = f"{fmean(cell.values):.{metric.digits}f}"
-        if len(cell.values) > 1:
-            text += f" {sign} {stdev(cell.values):.{metric.digits}f}"
+        text = spread(cell.values, metric.digits, sign)
         if len(cell.values) < cell.seeds:
             text += f" ({len(cell.values)} of {cell.seeds} seeds)"
     if metric.published and cell.published is not None:
         number = cell.published
-        spread = "" if number.std is None else f" {sign} {number.std:.2f}"
-        text += f" [{number.mean:.1f}{spread}]"
+        deviation = "" if number.std is None else f" {sign} {number.std:.2f}"
+        text += f" [{number.mean:.1f}{deviation}]"
     return text
 
 
