@@ -11,9 +11,12 @@ from simpro_fast.config.methods import FixMatchConfig, SimProConfig
 from simpro_fast.errors import ConfigError
 from simpro_fast.methods import build_method, resolve_alpha
 from tests.distributed.gloo_ranks import run_ranks
+from tests.methods.oracles import micro_batches
 from tests.methods.settings import setting
 
 COUNTS = [40, 15, 5]
+ARGUMENTS = ("logits_labeled", "targets", "logits_weak", "logits_strong")
+"""Of `forward`, in the order in which `logits` makes them."""
 BUFFERS = ("pi_u", "phi", "labeled_count", "unlabeled_mass")
 
 
@@ -240,16 +243,10 @@ def test_soft_mass_of_kept_images_counts():
 
 def test_counts_of_micro_batches_equal_those_of_the_batch():
     whole, parts = SimPro(COUNTS, threshold=0.6), SimPro(COUNTS, threshold=0.6)
-    labeled, targets, weak, strong = logits(4, b=8, n=12)
-    whole(labeled, targets, weak, strong)
-    for part in range(4):
-        rows, images = slice(2 * part, 2 * part + 2), slice(3 * part, 3 * part + 3)
-        parts(
-            labeled.view(2, 8, 3)[:, rows].reshape(-1, 3),
-            targets[rows],
-            weak[images],
-            strong.view(2, 12, 3)[:, images].reshape(-1, 3),
-        )
+    step = dict(zip(ARGUMENTS, logits(4, b=8, n=12), strict=True))
+    whole(**step)
+    for part in micro_batches(step, 4):
+        parts(**part)
     assert torch.equal(whole.labeled_count, parts.labeled_count)
     torch.testing.assert_close(whole.unlabeled_mass, parts.unlabeled_mass, rtol=1e-14, atol=0)
 
@@ -313,14 +310,8 @@ def _two_rank_priors(rank: int, world_size: int) -> dict[str, Tensor]:
     if rank == 1:
         simpro.pi_u.mul_(1.5)  # As if this rank had been restored from another checkpoint.
     for step in range(4):
-        labeled, targets, weak, strong = logits(step, b=4, n=8)
-        mine, images = slice(2 * rank, 2 * rank + 2), slice(4 * rank, 4 * rank + 4)
-        simpro(
-            labeled.view(2, 4, 3)[:, mine].reshape(-1, 3),
-            targets[mine],
-            weak[images],
-            strong.view(2, 8, 3)[:, images].reshape(-1, 3),
-        )
+        given = dict(zip(ARGUMENTS, logits(step, b=4, n=8), strict=True))
+        simpro(**list(micro_batches(given, 2))[rank])
         if step % 2:
             simpro.update_priors()
     return simpro.state_dict()

@@ -16,9 +16,9 @@ from simpro_fast.errors import ConfigError
 from simpro_fast.methods import build_method
 from simpro_fast.methods.simpro_star import SimProStar
 from tests.distributed.gloo_ranks import run_ranks
-from tests.methods.oracles import softmax
+from tests.methods.oracles import micro_batches, softmax
 from tests.methods.settings import setting
-from tests.methods.test_methods import COUNTS, logits
+from tests.methods.test_methods import ARGUMENTS, COUNTS, logits
 
 OPTIONS: list[dict[str, Any]] = [
     {"calibrated": True},
@@ -147,15 +147,8 @@ def test_the_published_recipe_keeps_its_state() -> None:
 def _all_rows(rank: int, world_size: int) -> dict[str, Tensor]:
     simpro = SimPro(COUNTS, threshold=0.6, **OPTIONS[-1])
     for step in range(4):
-        labeled, targets, weak, strong = logits(step, b=4, n=8)
-        per, mine = 8 // world_size, 4 // world_size
-        rows, images = slice(mine * rank, mine * (rank + 1)), slice(per * rank, per * (rank + 1))
-        simpro(
-            labeled.view(2, 4, 3)[:, rows].reshape(-1, 3),
-            targets[rows],
-            weak[images],
-            strong.view(2, 8, 3)[:, images].reshape(-1, 3),
-        )
+        given = dict(zip(ARGUMENTS, logits(step, b=4, n=8), strict=True))
+        simpro(**list(micro_batches(given, world_size))[rank])
         if step % 2:
             simpro.update_priors()
     return simpro.state_dict()
