@@ -67,7 +67,7 @@ def in_last_phase(source: str, name: str, overrides: list[str]) -> Trainer:
     trainer = Trainer(config, start_ranks(config), make_loader=synthetic_loader, write=False)
     for _ in range(PERIODS):
         trainer.train_step()
-        trainer.method.end_period()
+        trainer.algorithm.method.end_period()
     return trainer
 
 
@@ -90,8 +90,8 @@ def measure(
         rows.append(
             {
                 "method": name,
-                "config": trainer.config.name,
-                "views": trainer.views_per_step,
+                "config": trainer.setup.config.name,
+                "views": trainer.setup.views_per_step,
                 "operators": counter.number,
                 "cpu_ms": round(1e3 * statistics.median(seconds[name]), 2),
                 "over_simpro": round(sum(seconds[name]) / sum(seconds[BASE]), 3),

@@ -27,7 +27,7 @@ from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
 from simpro_fast.distributed.environment import check_launch
 from simpro_fast.distributed.process_group import start_ranks, stop_ranks
 from simpro_fast.errors import UserError
-from simpro_fast.run.export import peak_memory_mib
+from simpro_fast.training.metrics import peak_memory_mib
 from simpro_fast.training.trainer import Trainer
 
 WARM_UP = 5
@@ -79,9 +79,9 @@ def measure(config: Config, parts: Sequence[str], steps: int) -> Iterator[dict[s
             "part": part,
             "config": config.name,
             "model": config.model.name,
-            "image_size": trainer.dataset.image_size,
-            "classes": trainer.dataset.num_classes,
-            "views": trainer.views_per_step,
+            "image_size": trainer.setup.dataset.image_size,
+            "classes": trainer.setup.dataset.num_classes,
+            "views": trainer.setup.views_per_step,
             "precision": config.train.precision,
             "compile": config.train.compile,
             "cuda_graph": trainer.step_graph is not None,
@@ -92,7 +92,7 @@ def measure(config: Config, parts: Sequence[str], steps: int) -> Iterator[dict[s
             "ms_p20": round(p20, 2),
             "ms_p50": round(p50, 2),
             "ms_p80": round(p80, 2),
-            "views_per_second": round(1e3 * trainer.views_per_step / p50),
+            "views_per_second": round(1e3 * trainer.setup.views_per_step / p50),
             "peak_memory_mib": peak_memory_mib(ranks.device),
             "engine": config.distributed.engine,
         }

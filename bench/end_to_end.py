@@ -149,11 +149,11 @@ def same_mathematics(config: Config, ranks: Ranks, steps: int = 3) -> None:
         make_loader=lambda *a, **k: Remembering(build_loader(*a, **k)),
         write=False,
     )
-    other = Baseline(exact, trainer.model, trainer.split, trainer.alpha)
+    other = Baseline(exact, trainer.algorithm.student, trainer.split, trainer.setup.alpha)
     seen = 0.0
     for step in range(steps):
-        other.model.load_state_dict(trainer.model.state_dict())
-        other.ema.load_state_dict(trainer.ema.state_dict())
+        other.model.load_state_dict(trainer.algorithm.student.state_dict())
+        other.ema.load_state_dict(trainer.algorithm.average.state_dict())
         before = flat(other.model), flat(other.ema)
         trainer.train_step()
         total = float(trainer.meter.sums[0])
@@ -161,19 +161,19 @@ def same_mathematics(config: Config, ranks: Ranks, steps: int = 3) -> None:
         theirs = other.step(trainer.loader.last)  # type: ignore[attr-defined]
         apart = {"losses": abs(ours - theirs) / (LOSS_TOLERANCE * max(1.0, abs(theirs)))}
         for what, start, mine, yours in (
-            ("updates of the weights", before[0], trainer.model, other.model),
-            ("updates of the averages", before[1], trainer.ema.module, other.ema),
+            ("updates of the weights", before[0], trainer.algorithm.student, other.model),
+            ("updates of the averages", before[1], trainer.algorithm.average.module, other.ema),
         ):
             distance = (flat(mine) - flat(yours)).norm() / (flat(yours) - start).norm()
             apart[what] = float(distance) / UPDATE_TOLERANCE
         if trainer.step % exact.train.period == 0:
-            start = trainer.method.pi_u.clone()
-            trainer.method.update_priors()
-            if torch.equal(trainer.method.pi_u, start):
+            start = trainer.algorithm.method.pi_u.clone()
+            trainer.algorithm.method.update_priors()
+            if torch.equal(trainer.algorithm.method.pi_u, start):
                 raise UserError(f"step {step}: no image passed the threshold, the priors stayed")
             for what, prior, usual in (
-                ("pi_u", trainer.method.pi_u, other.pi_u),
-                ("phi", trainer.method.phi, other.phi),
+                ("pi_u", trainer.algorithm.method.pi_u, other.pi_u),
+                ("phi", trainer.algorithm.method.phi, other.phi),
             ):
                 apart[what] = float((prior - usual).abs().max()) / PRIOR_TOLERANCE
         for what, tolerances in apart.items():
@@ -209,10 +209,10 @@ def measure(
     for part in parts:
         make = synthetic_loader if part == "train" else build_loader
         ours = Trainer(config, ranks, make_loader=make, write=False)
-        theirs = Baseline(config, ours.model, ours.split, ours.alpha)
+        theirs = Baseline(config, ours.algorithm.student, ours.split, ours.setup.alpha)
         resident = synthetic_loader(
             config.data,
-            ours.dataset,
+            ours.setup.dataset,
             ours.split,
             labeled_views=config.labeled_views,
             strong_views=config.strong_views,
@@ -222,8 +222,8 @@ def measure(
         ).next(0)
         pillow = None
         if part != "train":
-            settings = resolve_augment(config.data, ours.dataset)
-            pillow = PillowLoader(config, ours.dataset, ours.split, settings, workers)
+            settings = resolve_augment(config.data, ours.setup.dataset)
+            pillow = PillowLoader(config, ours.setup.dataset, ours.split, settings, workers)
 
         def baseline(
             part: str = part,
@@ -258,14 +258,14 @@ def measure(
             {
                 "recipe": name,
                 "part": part,
-                "baseline_views_per_second": round(ours.views_per_step / slow, 1),
-                "our_views_per_second": round(ours.views_per_step / quick, 1),
+                "baseline_views_per_second": round(ours.setup.views_per_step / slow, 1),
+                "our_views_per_second": round(ours.setup.views_per_step / quick, 1),
                 "ratio": round(statistics.median(ratios), 2),
                 "ratio_min": round(min(ratios), 2),
                 "ratio_max": round(max(ratios), 2),
                 "rounds": rounds,
                 "steps": steps,
-                "views_per_step": ours.views_per_step,
+                "views_per_step": ours.setup.views_per_step,
                 "model": config.model.name,
                 "engine": config.distributed.engine,
                 "precision": config.train.precision,

@@ -58,14 +58,14 @@ class CountingTrainer(Trainer):
         super().__init__(config, *arguments)
         self.cpu_seconds = self.wall_seconds = 0.0
         self.counted_steps = self.rows_forward = self.rows_backward = 0
-        run = self.engine.forward
+        run = self.algorithm.engine.forward
 
         def forward(views: Tensor) -> Tensor:
             self.rows_forward += len(views)
             self.rows_backward += len(views) * torch.is_grad_enabled()
             return run(views)
 
-        self.engine.forward = forward  # type: ignore[method-assign]
+        self.algorithm.engine.forward = forward  # type: ignore[method-assign]
 
     def train_step(self) -> None:
         cpu, wall = time.process_time(), time.perf_counter()
@@ -85,7 +85,7 @@ def train(config: Config, mode: str, distribution: str) -> dict[str, Any]:
         trainer.close()
         stop_ranks()
     lines = (config.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    steps, views = trainer.counted_steps, trainer.views_per_step
+    steps, views = trainer.counted_steps, trainer.setup.views_per_step
     forward, backward = trainer.rows_forward / steps, trainer.rows_backward / steps
     return {
         "set": config.data.name,

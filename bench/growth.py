@@ -61,7 +61,7 @@ def one(changes: dict[str, int], steps: int, flat: bool, started: float) -> dict
 
     from simpro_fast.config import load_config
     from simpro_fast.distributed.process_group import start_ranks
-    from simpro_fast.run.export import peak_memory_mib
+    from simpro_fast.training.metrics import peak_memory_mib
     from simpro_fast.training.trainer import Trainer
 
     config = load_config(
@@ -90,8 +90,8 @@ def one(changes: dict[str, int], steps: int, flat: bool, started: float) -> dict
         if flat and (index + 1) % (steps // LOOKS) == 0:
             gc.collect()
             memory.append(round(resident_mib(), 1))
-    views = trainer.views_per_step
-    images = trainer.dataset.images.nbytes / 2**20
+    views = trainer.setup.views_per_step
+    images = trainer.setup.dataset.images.nbytes / 2**20
     trainer.close()
     return {
         "step_ms": round(1e3 * statistics.median(times), 3),

@@ -65,17 +65,17 @@ class Parts:
     """Wraps what a step calls; collects each part's seconds and operators."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self.device = trainer.ranks.device
+        self.device = trainer.setup.ranks.device
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.current = "other"
         for part, owner, name in (
             ("data", trainer.loader, "next"),
             ("forward", trainer, "inputs"),
-            ("method", trainer.method, "forward"),
+            ("method", trainer.algorithm.method, "forward"),
             ("guard", trainer.guard, "watch"),
-            ("backward", trainer.engine, "backward"),
-            ("optimizer", trainer.engine, "step"),
-            ("ema", trainer.ema, "follow"),
+            ("backward", trainer.algorithm.engine, "backward"),
+            ("optimizer", trainer.algorithm.engine, "step"),
+            ("ema", trainer.algorithm.average, "follow"),
             ("meter", trainer.meter, "add"),
         ):
             self.wrap(part, owner, name)
@@ -154,7 +154,7 @@ def profile(trainer: Trainer, steps: int) -> list[dict[str, Any]]:
 
 def top_operators(trainer: Trainer, number: int) -> str:
     """Table of the operators with the largest own time."""
-    cuda = trainer.ranks.device.type == "cuda"
+    cuda = trainer.setup.ranks.device.type == "cuda"
     with torch.profiler.profile() as profiler:
         for _ in range(2):
             trainer.train_step()
@@ -168,9 +168,9 @@ def by_kind(trainer: Trainer, steps: int) -> list[dict[str, Any]]:
     with torch.profiler.profile() as profiler:
         for _ in range(steps):
             trainer.train_step()
-        if trainer.ranks.device.type == "cuda":
+        if trainer.setup.ranks.device.type == "cuda":
             torch.cuda.synchronize()
-    on_device = trainer.ranks.device.type == "cuda"
+    on_device = trainer.setup.ranks.device.type == "cuda"
     found: dict[str, list[float]] = {kind: [0.0, 0] for kind in (*KINDS, "other")}
     for event in profiler.key_averages():
         is_kernel = event.device_type == torch.autograd.DeviceType.CUDA
@@ -208,7 +208,7 @@ def main() -> int:
         "config": config.name,
         "overrides": " ".join(options.overrides),
         "model": config.model.name,
-        "views": trainer.views_per_step,
+        "views": trainer.setup.views_per_step,
         "engine": config.distributed.engine,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

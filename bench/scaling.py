@@ -89,7 +89,7 @@ def measured_rank(rank: int, world: int, folder: str, steps: int, overrides: lis
         results["batch_norm"] = str(config.distributed.sync_bn)
         results[kind] = {
             "seconds": statistics.median(times),
-            "views": trainer.views_per_step,
+            "views": trainer.setup.views_per_step,
             "bytes": sizes,
         }
     sizes_sent = {size for kind in ("weak", "strong") for size in results[kind]["bytes"]}

@@ -12,9 +12,11 @@ Ranks take contiguous slices of the global batch: labeled position j belongs to 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from simpro_fast.config.data import DataConfig
@@ -72,6 +74,32 @@ class Batch:
         }
         found = {name: (kind, getattr(self, name)) for name, kind in kinds.items()}
         return {name: pair for name, pair in found.items() if pair[1] is not None}
+
+    def micro_batches(self, layout: BatchLayout, parts: int) -> Iterator[Batch]:
+        """Parts of consecutive images, each in the row order of `views`; one part is the batch.
+
+        Args:
+            layout: sizes of this batch; `parts` divides the labeled images, hence the unlabeled.
+        """
+        if parts == 1:
+            yield self
+            return
+        small = layout.part(parts)
+        for part in range(parts):
+            blocks, first = [], 0
+            for count, size, views in (
+                (layout.labeled, small.labeled, layout.labeled_views),
+                (layout.unlabeled, small.unlabeled, 1 + layout.strong_views),
+            ):
+                for _ in range(views):  # view-major: each view has a block of all images
+                    start = first + part * size
+                    blocks.append(self.views[start : start + size])
+                    first += count
+            sizes = {"labeled": small.labeled, "unlabeled": small.unlabeled}
+            images = {kind: slice(part * size, (part + 1) * size) for kind, size in sizes.items()}
+            of_images = {name: t[images[kind]] for name, (kind, t) in self.by_image().items()}
+            truth = self.truth[images["unlabeled"]]
+            yield Batch(step=self.step, views=torch.cat(blocks), truth=truth, **of_images)
 
 
 class Loader(Protocol):

@@ -50,11 +50,11 @@ def check_views(config: Config, ranks: Ranks) -> Line:
     trainer = Trainer(config, ranks, write=False)
     try:
         steps = iter(range(10**6))
-        rate = _rate(lambda: trainer.loader.next(next(steps)), trainer.views_per_step)
+        rate = _rate(lambda: trainer.loader.next(next(steps)), trainer.setup.views_per_step)
     finally:
         trainer.close()
     per_rank = f", {rate / ranks.world_size:,.0f} per rank" if ranks.world_size > 1 else ""
-    side = trainer.dataset.image_size
+    side = trainer.setup.dataset.image_size
     return Line("ok", f"{rate:,.0f} augmented views/s of {side} px from {_what(config)}{per_rank}")
 
 
@@ -87,7 +87,7 @@ def check_training(config: Config, ranks: Ranks, *, whole: bool) -> Line:
         trainer.close()
     text = (
         f"{config.model.name} on {_what(config)}, engine {config.distributed.engine}: "
-        f"loss {loss:.3f}, {seconds:.3g} s/step of {trainer.views_per_step} views"
+        f"loss {loss:.3f}, {seconds:.3g} s/step of {trainer.setup.views_per_step} views"
     )
     if whole:
         text += f", {config.train.steps} steps in about {clock(config.train.steps * seconds)}"

@@ -16,8 +16,16 @@ from simpro_fast.config import Config
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.engine.compile import compile_network, has_own_graphs
 from simpro_fast.errors import UserError
+from simpro_fast.models import Output
 
 EngineState = dict[str, Any]
+NetworkOutput = tuple[Tensor, Tensor | None]
+"""Logits, and the features that the heads have seen; None where the network gives logits alone."""
+
+
+def logits_and_features(output: Output) -> NetworkOutput:
+    """Both, of what any network returns."""
+    return output if isinstance(output, tuple) else (output, None)
 
 
 class Engine(Protocol):
@@ -26,8 +34,8 @@ class Engine(Protocol):
     module: nn.Module
     """The student itself, not wrapped."""
 
-    def forward(self, views: Tensor) -> Tensor:
-        """Views [R, C, H, W] to logits [R, K]."""
+    def forward(self, views: Tensor) -> NetworkOutput:
+        """Views [R, C, H, W] to logits [R, K] and, where the network gives them, its features."""
         ...
 
     def backward(self, loss: Tensor) -> None:
@@ -71,14 +79,17 @@ class PrecisionForward(nn.Module):
         self._graphs = has_own_graphs(config, ranks)
         compile_network(model, config, ranks)
 
-    def forward(self, views: Tensor) -> Tensor:
+    def forward(self, views: Tensor) -> NetworkOutput:
         if self._graphs:
             torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._bf16):
             # Views that are bfloat16 already are what autocast would make of them.
-            logits: Tensor = self.net(views if self._bf16 else views.to(self._dtype))
+            output = self.net(views if self._bf16 else views.to(self._dtype))
+        logits, features = logits_and_features(output)
+        if not self._graphs:
+            return logits, features
         # The next pass writes where a CUDA graph's outputs lie.
-        return logits.clone() if self._graphs else logits
+        return logits.clone(), None if features is None else features.clone()
 
 
 def views_dtype(config: Config) -> torch.dtype:

@@ -16,6 +16,7 @@ from simpro_fast.config import Config
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.engine.base import (
     EngineState,
+    NetworkOutput,
     PrecisionForward,
     load_model,
     load_optimizer_slots,
@@ -100,9 +101,9 @@ class DeepSpeedEngine:
             # This layout breaks DeepSpeed's flattening if set earlier; ZeRO keeps weights flat.
             self.module.to(memory_format=torch.channels_last)
 
-    def forward(self, views: Tensor) -> Tensor:
-        logits: Tensor = self._engine(views)
-        return logits
+    def forward(self, views: Tensor) -> NetworkOutput:
+        output: NetworkOutput = self._engine(views)
+        return output
 
     def backward(self, loss: Tensor) -> None:
         last = self._engine.is_gradient_accumulation_boundary()

@@ -9,6 +9,7 @@ from simpro_fast.config import Config
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.engine.base import (
     EngineState,
+    NetworkOutput,
     PrecisionForward,
     load_model,
     load_optimizer_slots,
@@ -32,9 +33,9 @@ class PlainEngine:
         if ranks.world_size > 1:
             self._average = GradientAverage(self.module.parameters(), ranks.world_size)
 
-    def forward(self, views: Tensor) -> Tensor:
-        logits: Tensor = self._net(views)
-        return logits
+    def forward(self, views: Tensor) -> NetworkOutput:
+        output: NetworkOutput = self._net(views)
+        return output
 
     def backward(self, loss: Tensor) -> None:
         self._seen += 1

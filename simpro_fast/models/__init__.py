@@ -2,25 +2,37 @@
 
 from simpro_fast.models.batch_norm import (
     average_buffers,
+    batch_norm_share,
     convert_sync_batch_norm,
     first_rank_buffers,
 )
 from simpro_fast.models.build import build_model, list_models, needs_import, register_model
 from simpro_fast.models.ema import ModelEMA
-from simpro_fast.models.head import BranchPool, MultiHead, feature_size, head_of, plain_copy
+from simpro_fast.models.head import (
+    BranchPool,
+    MultiHead,
+    Output,
+    feature_size,
+    head_of,
+    head_tensors,
+    plain_copy,
+)
 from simpro_fast.models.pretrained import PretrainedReport, load_pretrained, weights_sha256
 
 __all__ = [
     "BranchPool",
     "ModelEMA",
     "MultiHead",
+    "Output",
     "PretrainedReport",
     "average_buffers",
+    "batch_norm_share",
     "build_model",
     "convert_sync_batch_norm",
     "feature_size",
     "first_rank_buffers",
     "head_of",
+    "head_tensors",
     "list_models",
     "load_pretrained",
     "needs_import",

@@ -6,6 +6,9 @@ part although their weights are equal.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 from simpro_kernels import BatchNormAct
@@ -88,3 +91,25 @@ def _share_buffers(
     parts = packed.split([buffer.numel() for buffer in buffers])
     for buffer, part in zip(buffers, parts, strict=True):
         buffer.copy_(part.view_as(buffer))
+
+
+@contextmanager
+def batch_norm_share(model: nn.Module, share: float, *, first: bool) -> Iterator[None]:
+    """Let a pass with `share` of a step's rows move the running statistics by as much.
+
+    With momentum m, a first pass of share s and a second of 1 - s, these rates add up to
+    r <- (1 - m) r + m (s a + (1 - s) b), whatever a and b the passes see.
+    """
+    norms = [
+        (norm, norm.momentum)
+        for norm in model.modules()
+        if isinstance(norm, _BatchNorm) and norm.momentum is not None
+    ]
+    for norm, momentum in norms:
+        own = momentum * share
+        norm.momentum = own / (1 - momentum * (1 - share)) if first else own
+    try:
+        yield
+    finally:
+        for norm, momentum in norms:
+            norm.momentum = momentum

@@ -70,7 +70,7 @@ def build_model(
     seed: int = 1,
     heads: int = 1,
     branches: int = 0,
-    hand_on: bool = False,
+    with_features: bool = False,
 ) -> nn.Module:
     """The network `model.name` on the CPU, in training mode, freshly initialised.
 
@@ -84,7 +84,7 @@ def build_model(
         num_classes: K.
         image_size: side in pixels; the networks take any from 8 up.
         seed: decides the initial weights alone; torch's global generators are left as they were.
-        heads, branches, hand_on: what a method asks for besides one head, see `give_heads`.
+        heads, branches, with_features: what a method asks for besides one head, see `give_heads`.
 
     Returns:
         Module from float [N, 3, H, W] to logits [N, K], or to what `MultiHead` gives.
@@ -112,7 +112,7 @@ def build_model(
         network,
         heads=heads,
         branches=branches,
-        hand_on=hand_on,
+        with_features=with_features,
         norm_impl=model.norm_impl,
         seed=seed,
     )

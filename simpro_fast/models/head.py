@@ -21,54 +21,47 @@ def head_of(model: nn.Module) -> nn.Module:
     return [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))][-1]
 
 
+Output = Tensor | tuple[Tensor, Tensor]
+"""Of a network: logits, or with `with_features` logits and what the heads have seen."""
+
+
 class MultiHead(nn.Linear):
     """H linear heads of K classes on the same features, as one matrix product.
 
     From [R, D] to [R, H, K], or from [R, B * D] to [R, B * H, K], branch-major; a single head
-    without branches gives [R, K]. With `hand_on` the result is flat, [R, n], and followed by
-    the features as they came, which `parts` takes apart: so a network returns both, whatever it is.
+    without branches gives [R, K].
 
     Args:
         heads: H. branches: B, 0 for none.
-        hand_on: see above.
+        with_features: return (logits, features), the features [R, D] or [R, B, D]; so the whole
+            network returns both, whatever it is.
     """
 
     def __init__(
-        self, features: int, num_classes: int, *, heads: int, branches: int = 0, hand_on: bool
+        self,
+        features: int,
+        num_classes: int,
+        *,
+        heads: int,
+        branches: int = 0,
+        with_features: bool,
     ) -> None:
         super().__init__(features, heads * num_classes)
         self.heads, self.branches, self.num_classes = heads, branches, num_classes
-        self.hand_on = hand_on
+        self.with_features = with_features
 
-    @property
-    def columns(self) -> int:
-        """Logits of an image."""
-        return max(1, self.branches) * self.out_features
-
-    def forward(self, features: Tensor) -> Tensor:
+    def forward(self, features: Tensor) -> Output:  # type: ignore[override]
         seen = features.unflatten(1, (self.branches, -1)) if self.branches else features
+        count = max(1, self.branches) * self.heads
         logits = super().forward(seen)
-        if self.hand_on:
-            return torch.cat([logits.flatten(1), features], dim=1)
-        return self._shaped(logits)
-
-    def parts(self, output: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Logits as above, and features [R, D] or [R, B, D] where they were handed on."""
-        if not self.hand_on:
-            return output, None
-        logits, features = output.tensor_split([self.columns], dim=1)
-        if self.branches:
-            features = features.unflatten(1, (self.branches, self.in_features))
-        return self._shaped(logits), features
+        if count > 1:
+            logits = logits.reshape(len(logits), count, self.num_classes)
+        return (logits, seen) if self.with_features else logits
 
     def logits(self, features: Tensor) -> Tensor:
         """Logits of other features, [..., D] to [..., H, K] or [..., K]."""
         logits = super().forward(features)
         return logits.unflatten(-1, (self.heads, self.num_classes)) if self.heads > 1 else logits
-
-    def _shaped(self, logits: Tensor) -> Tensor:
-        count = max(1, self.branches) * self.heads
-        return logits.reshape(len(logits), count, self.num_classes) if count > 1 else logits
 
 
 class BranchPool(nn.Module):
@@ -111,28 +104,29 @@ def feature_size(network: nn.Module) -> int:
 
 
 def give_heads(
-    network: nn.Module, *, heads: int, branches: int, hand_on: bool, norm_impl: str, seed: int
+    network: nn.Module, *, heads: int, branches: int, with_features: bool, norm_impl: str, seed: int
 ) -> None:
     """Put `MultiHead` in place of the head, in place; the first head keeps its weights.
 
     The others start as the heads of this package's networks: Xavier normal from `seed`, biases 0.
 
     Args:
-        heads, branches, hand_on: see `MultiHead`; one head, no branches and nothing handed on
-            leave the network as it is.
+        heads, branches, with_features: see `MultiHead`; the defaults leave the network as it is.
         norm_impl: `model.norm_impl`, of the branches.
 
     Raises:
         ConfigError: the head is no linear layer, or the network has no pool for branches.
     """
-    if heads == 1 and not branches and not hand_on:
+    if heads == 1 and not branches and not with_features:
         return
     size = feature_size(network)
     old = head_of(network)
     assert isinstance(old, nn.Linear)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        new = MultiHead(size, old.out_features, heads=heads, branches=branches, hand_on=hand_on)
+        new = MultiHead(
+            size, old.out_features, heads=heads, branches=branches, with_features=with_features
+        )
         for block in new.weight.detach().split(old.out_features):
             nn.init.xavier_normal_(block)
     with torch.no_grad():
@@ -152,6 +146,19 @@ def give_heads(
         momentum = norms[0].momentum if norms else 0.1
         assert momentum is not None
         _replace(network, pool, BranchPool(size, branches, momentum=momentum, impl=norm_impl))
+
+
+def head_tensors(network: nn.Module, classes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Weight [H, K, D] and bias [H, K] of the heads, scale and shift [max(B, 1), D] of branches."""
+    head = head_of(network)
+    assert isinstance(head, nn.Linear)
+    weight = head.weight.unflatten(0, (-1, classes))
+    bias = head.weight.new_zeros(weight.shape[:2]) if head.bias is None else head.bias
+    branches = next((m for m in network.modules() if isinstance(m, BranchPool)), None)
+    if branches is None:
+        scale = weight.new_ones(1, head.in_features)
+        return weight, bias.view(weight.shape[:2]), scale, torch.zeros_like(scale)
+    return weight, bias.view(weight.shape[:2]), *branches.affine()
 
 
 def plain_copy(network: nn.Module) -> nn.Module:

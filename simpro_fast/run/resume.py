@@ -27,10 +27,7 @@ logger = logging.getLogger(__name__)
 # What `Trainer.state_dict` gives.
 STATE_PARTS: dict[str, type] = {
     "step": int,
-    **dict.fromkeys(("model", "optimizer", "ema", "method", "fingerprint", "config"), dict),
-    "accumulators": Tensor,
-    "top1": list,
-    "seconds": float,
+    **dict.fromkeys(("tensors", "per_rank", "config", "fingerprint"), dict),
 }
 
 # In `fingerprint`, besides `data`, `split` and `weights`: see `ArrayDataset.files_state`.
@@ -89,6 +86,9 @@ def check_state(path: Path, state: dict[str, Any]) -> None:
         UserError: parts are missing or of another type, or its configuration is none.
     """
     check_parts(path, state, STATE_PARTS)
+    for part in ("tensors", "per_rank"):
+        if not all(isinstance(value, Tensor) for value in state[part].values()):
+            raise UserError(f"checkpoint {path}: {part} holds what is no tensor")
     try:
         _saved_config(state)
     except ConfigError as error:

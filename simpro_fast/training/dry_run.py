@@ -27,7 +27,7 @@ def dry_run(trainer: Trainer, *, fresh: bool = False) -> None:
     Args:
         fresh: what is in the run directory does not count, as with `--smoke`.
     """
-    config, ranks = trainer.config, trainer.ranks
+    config, ranks = trainer.setup.config, trainer.setup.ranks
     if not fresh:
         find_state(config, trainer.run, trainer.fingerprint, ranks)
     trainer.announce()
@@ -38,7 +38,7 @@ def dry_run(trainer: Trainer, *, fresh: bool = False) -> None:
     seconds = seconds_per_step(trainer)
     if ranks.is_main:
         period = config.train.period * config.evaluate.every
-        tests = math.ceil(config.train.steps / period) if len(trainer.split.test) else 0
+        tests = math.ceil(config.train.steps / period) if len(trainer.setup.split.test) else 0
         announce_dry_run(averages, first, seconds, config.train.steps, tests)
 
 
@@ -47,7 +47,7 @@ def seconds_per_step(trainer: Trainer) -> float:
 
     All ranks call it together; they train the same number of steps, and each has its own result.
     """
-    ranks = trainer.ranks
+    ranks = trainer.setup.ranks
     for _ in range(0 if trainer.step_graph is None else WARM_UP + 1):
         trainer.train_step()
     one = _seconds(trainer, 1)
@@ -57,11 +57,11 @@ def seconds_per_step(trainer: Trainer) -> float:
 
 
 def _seconds(trainer: Trainer, steps: int) -> float:
-    _finish(trainer.ranks)
+    _finish(trainer.setup.ranks)
     started = time.perf_counter()
     for _ in range(steps):
         trainer.train_step()
-    _finish(trainer.ranks)
+    _finish(trainer.setup.ranks)
     return (time.perf_counter() - started) / steps
 
 

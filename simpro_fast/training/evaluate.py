@@ -8,15 +8,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from simpro_fast.config import Config
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.image_list import select
 from simpro_fast.data.sampling.draws import ShuffledOrder, Stream
-from simpro_fast.data.splits.split import Split
-from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import UserError
 from simpro_fast.estimation.bayesian import bayesian_shares
 from simpro_fast.evaluation import Evaluation, evaluate, network_input
+from simpro_fast.training.setup import Setup
 
 MOST_CLASSES = 200
 """Beyond, sampling takes minutes; `simpro-fast heap` does it when it is asked to."""
@@ -25,15 +23,10 @@ ENOUGH_R_HAT = 1.05
 
 
 def evaluate_split(
-    network: nn.Module,
-    dataset: ArrayDataset,
-    split: Split,
-    ranks: Ranks,
-    batch_size: int,
-    *,
-    temperature: bool = False,
+    network: nn.Module, setup: Setup, *, temperature: bool = False
 ) -> Evaluation | None:
     """Accuracy over all ranks, equal on each of them; None without test images."""
+    dataset, split, ranks = setup.dataset, setup.split, setup.ranks
     if not len(split.test):
         return None
     images, labels = dataset.test_part
@@ -45,7 +38,7 @@ def evaluate_split(
         std=dataset.std,
         num_classes=dataset.num_classes,
         device=ranks.device,
-        batch_size=batch_size,
+        batch_size=setup.config.evaluate.batch_size,
         rank=ranks.rank,
         world_size=ranks.world_size,
         temperature=temperature,
@@ -53,12 +46,7 @@ def evaluate_split(
 
 
 def estimate_shares(
-    network: nn.Module,
-    dataset: ArrayDataset,
-    split: Split,
-    ranks: Ranks,
-    evaluation: Evaluation | None,
-    config: Config,
+    network: nn.Module, setup: Setup, evaluation: Evaluation | None
 ) -> dict[str, Any] | None:
     """Class shares of the unlabeled images with 95 % intervals, equal on all ranks.
 
@@ -69,6 +57,7 @@ def estimate_shares(
         `heap` of summary.json; None without a confusion matrix or any image to look at, or with
         more than MOST_CLASSES classes.
     """
+    config, dataset, split, ranks = setup.config, setup.dataset, setup.split, setup.ranks
     confusion = None if evaluation is None else evaluation.confusion
     count, seed = min(config.evaluate.heap_images, len(split.unlabeled)), config.seed
     if confusion is None or not count or dataset.num_classes > MOST_CLASSES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import shutil
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -125,6 +126,13 @@ class Stopwatch:
 
     def wait_fraction(self) -> float:
         return self.waiting / self.training if self.training else 0.0
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Largest memory so far: of the GPU where there is one, else of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def step_profiler(trace: Path | None) -> AbstractContextManager[Any]:

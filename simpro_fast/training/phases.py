@@ -1,91 +1,61 @@
-"""Phases of a method: when they begin, and what they use and change of a run."""
+"""Phases of a method: the course of the learning rate, and what a new phase changes."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from simpro_fast.config import Config
-from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.image_list import select
-from simpro_fast.data.sampling.labeled_order import LabeledDraws
-from simpro_fast.data.splits.split import Split
-from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.engine.base import Engine
+from simpro_fast.data.splits.split import PseudoLabeled, Split
 from simpro_fast.evaluation import network_input
-from simpro_fast.methods import Change, Method, Needs
+from simpro_fast.methods import Change, Method
 from simpro_fast.methods.needs import Kind
-from simpro_fast.models import ModelEMA, head_of
-from simpro_fast.training.build import build_student
-from simpro_fast.training.predictor import Predictor
+from simpro_fast.models import head_of
+from simpro_fast.training.setup import Setup, build_student
+from simpro_fast.training.step import Step
 
 
-class Labeled:
-    """The labeled images that are trained on, and those that a method has labeled among them.
+def rate_course(config: Config, method: Method, step: int) -> tuple[int, int]:
+    """Steps since the learning rate started anew, and of how many; without spans: step, all."""
+    period, total = config.train.period, config.train.steps
+    span = method.span_at(step // period)
+    if span is None:
+        return step, total
+    first, end = (period * bound for bound in span)
+    return step - first, (total if end + period > total else end) - first
 
-    Attributes:
-        split: the split of the run, with pseudo-labeled images where there are some.
-        since: step from which on it is as it is.
+
+def begin_phase(algorithm: Step, setup: Setup, split: Split, phase: int, step: int) -> Split:
+    """Do what the method does and asks for before the first step of a new phase.
+
+    Args:
+        split: as it has been so far.
+
+    Returns:
+        the split from here on; another one where unlabeled images have joined the labeled ones.
     """
-
-    def __init__(self, config: Config, dataset: ArrayDataset, split: Split) -> None:
-        self._config, self._dataset = config, dataset
-        self._joined: tuple[Tensor, Tensor] | None = None
-        self.split, self._own, self.since = split, split, 0
-        self._draws = self._draws_of(split)
-
-    def draws(self, first: int, stop: int) -> list[int]:
-        """Labeled images drawn per class in the steps first..stop-1, under the present list."""
-        return self._draws.counts(first, stop)
-
-    def join(self, step: int, positions: Tensor, labels: Tensor) -> None:
-        """From `step` on, the unlabeled images at int64 [P] positions are labeled ones too."""
-        self._joined, self.since = (positions.cpu(), labels.cpu()), step
-        self.split = self.split.with_pseudo_labeled(*(t.numpy() for t in self._joined))
-        self._draws = self._draws_of(self.split)
-
-    def state(self) -> dict[str, Any] | None:
-        if self._joined is None:
-            return None
-        positions, labels = self._joined
-        return {"since": self.since, "positions": positions, "labels": labels}
-
-    def load(self, state: dict[str, Any] | None) -> None:
-        """Restore; None: no image has joined.
-
-        Raises:
-            ValueError, LookupError: positions or labels of other lists.
-        """
-        self.split, self._joined, self.since = self._own, None, 0
-        if state is not None:
-            labels, classes = state["labels"], self._dataset.num_classes
-            if ((labels < 0) | (labels >= classes)).any():
-                raise ValueError(f"pseudo-labels that are none of the {classes} classes")
-            self.join(state["since"], state["positions"], labels)
-
-    def _draws_of(self, split: Split) -> LabeledDraws:
-        labels, classes = split.targets(self._dataset), self._dataset.num_classes
-        return LabeledDraws(self._config.data, labels, classes, self._config.seed)
+    method = algorithm.method
+    method.phase = phase
+    change = method.enter_phase(phase, PhaseNetwork(algorithm, setup, split)) or Change()
+    if change.fresh_network:
+        fresh, _ = build_student(setup, fresh=True)
+        weights = fresh.state_dict()
+        algorithm.engine.load({"model": weights, "optimizer": {}})
+        algorithm.average.load_state_dict(weights)
+    if change.pseudo_labeled is None:
+        return split
+    positions, labels = (tensor.cpu().numpy() for tensor in change.pseudo_labeled)
+    return split.with_pseudo_labeled(PseudoLabeled(positions, labels, step))
 
 
-class TrainedNetwork:
+class PhaseNetwork:
     """The network as it is at the end of a phase; implements `PhaseTools`."""
 
-    def __init__(
-        self,
-        predictor: Predictor,
-        average: nn.Module,
-        dataset: ArrayDataset,
-        split: Split,
-        ranks: Ranks,
-        *,
-        batch_size: int,
-    ) -> None:
-        self.network = average
-        self._predictor, self._dataset, self._split = predictor, dataset, split
-        self._ranks, self._batch_size = ranks, batch_size
+    def __init__(self, algorithm: Step, setup: Setup, split: Split) -> None:
+        self.network: nn.Module = algorithm.average.module
+        self._predicting = algorithm.network()
+        self._setup, self._split = setup, split
 
     def logits(self, kind: Kind) -> Tensor:
         return self._run(kind)[1]
@@ -94,15 +64,14 @@ class TrainedNetwork:
         return self._run(kind)[0]
 
     def labels(self) -> Tensor:
-        return torch.from_numpy(self._split.targets(self._dataset))
+        return torch.from_numpy(self._split.targets(self._setup.dataset))
 
     @torch.no_grad()
     def _run(self, kind: Kind) -> tuple[Tensor, Tensor]:
         """Features and logits of one list, this rank's share computed and the others' gathered."""
-        dataset, network, ranks = self._dataset, self._predictor.network(), self._ranks
-        own = len(self._split.labeled) - self._split.num_pseudo_labeled
+        dataset, network, ranks = self._setup.dataset, self._predicting, self._setup.ranks
         images, rows = (
-            (dataset.images, self._split.labeled[:own])
+            (dataset.images, self._split.own_labeled)
             if kind == "labeled"
             else (dataset.unlabeled_pool, self._split.unlabeled)
         )
@@ -113,9 +82,10 @@ class TrainedNetwork:
         dtype = next(network.parameters()).dtype
         chosen, (start, end) = select(images, rows), _share(len(rows), ranks.rank, ranks.world_size)
         logits: list[Tensor] = []
+        size = self._setup.config.evaluate.batch_size
         try:
-            for first in range(start, end, self._batch_size):
-                pixels = chosen[slice(first, min(first + self._batch_size, end))]
+            for first in range(start, end, size):
+                pixels = chosen[slice(first, min(first + size, end))]
                 views = network_input(
                     torch.as_tensor(pixels).to(ranks.device), dataset.mean, dataset.std, dtype
                 )
@@ -127,7 +97,7 @@ class TrainedNetwork:
 
     def _all(self, parts: list[Tensor], count: int) -> Tensor:
         """Rows [count, n] of all ranks, on the CPU."""
-        ranks = self._ranks
+        ranks = self._setup.ranks
         shares = [_share(count, rank, ranks.world_size) for rank in range(ranks.world_size)]
         sizes = [end - start for start, end in shares]
         mine = torch.cat(parts)
@@ -140,68 +110,3 @@ class TrainedNetwork:
 def _share(count: int, rank: int, world_size: int) -> tuple[int, int]:
     """First image of a rank's share of so many, and the one after its last."""
     return count * rank // world_size, count * (rank + 1) // world_size
-
-
-class Phases:
-    """Follows `Method.phase_at` and does what a new phase asks for."""
-
-    def __init__(
-        self,
-        config: Config,
-        dataset: ArrayDataset,
-        ranks: Ranks,
-        needs: Needs,
-        method: Method,
-        engine: Engine,
-        ema: ModelEMA,
-        predictor: Predictor,
-        labeled: Labeled,
-    ) -> None:
-        self._config, self._dataset, self._ranks, self._needs = config, dataset, ranks, needs
-        self._method, self._engine, self._ema = method, engine, ema
-        self._predictor, self._labeled = predictor, labeled
-
-    def course(self, step: int) -> tuple[int, int]:
-        """Steps since the learning rate started anew, and of how many; without spans: step, all."""
-        period, total = self._config.train.period, self._config.train.steps
-        span = self._method.span_at(step // period)
-        if span is None:
-            return step, total
-        first, end = (period * bound for bound in span)
-        return step - first, (total if end + period > total else end) - first
-
-    def due(self, step: int) -> int | None:
-        """The phase that begins with this step; None where the last one goes on."""
-        phase = self._method.phase_at(step // self._config.train.period)
-        return None if phase == self._method.phase else phase
-
-    def enter(self, phase: int, step: int) -> bool:
-        """Begin a phase; whether there are other labeled images now, which need another loader."""
-        self._method.phase = phase
-        tools = TrainedNetwork(
-            *(self._predictor, self._ema.module, self._dataset, self._labeled.split, self._ranks),
-            batch_size=self._config.evaluate.batch_size,
-        )
-        change = self._method.enter_phase(phase, tools) or Change()
-        if change.fresh_network:
-            config, dataset, ranks = self._config, self._dataset, self._ranks
-            fresh, _ = build_student(config, dataset, ranks, self._needs, fresh=True)
-            weights = fresh.state_dict()
-            self._engine.load({"model": weights, "optimizer": {}})
-            self._ema.load_state_dict(weights)
-        if change.pseudo_labeled is None:
-            return False
-        self._labeled.join(step, *change.pseudo_labeled)
-        return True
-
-    def state(self) -> dict[str, Any]:
-        """For a checkpoint: the phase that has begun, and the images that joined."""
-        return {"phase": self._method.phase, "pseudo_labeled": self._labeled.state()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Restore; a checkpoint of before there were phases has neither."""
-        phase = state.get("phase", 0)
-        if not isinstance(phase, int):
-            raise TypeError(f"the phase is a {type(phase).__name__}")
-        self._method.phase = phase
-        self._labeled.load(state.get("pseudo_labeled"))

@@ -1,19 +1,34 @@
-"""What a run must not lose besides weights and priors, and counts that belong to one rank each."""
+"""What a run goes on from: named tensors, for any number of ranks and any engine.
+
+step        int, steps trained
+tensors     {name: tensor}, equal on all ranks: `model/...`, `average/...`, `method/...`,
+            `optimizer/<slot>/<weight>`, `history/...`, `phase`, `pseudo_labeled/...`
+per_rank    {name: [ranks, n]}, counts since the last update of the priors
+config      the resolved configuration
+fingerprint digests of data, split, files and initial weights
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from simpro_fast.data.splits.split import PseudoLabeled, Split
 from simpro_fast.distributed.process_group import Ranks
+from simpro_fast.errors import UserError
+from simpro_fast.training.metrics import Meter
+from simpro_fast.training.step import Step
+
+Tensors = dict[str, Tensor]
 
 
 @dataclass
 class History:
-    """What a run remembers of its evaluations, part of every checkpoint."""
+    """What a run remembers of its evaluations."""
 
     top1: list[float] = field(default_factory=list)
     """Of every evaluation so far, percent; the last 20 make `top1_mean_last20`."""
@@ -21,20 +36,131 @@ class History:
     """Wall time of all processes that worked on this run."""
 
 
-def gather_counts(counts: Sequence[Tensor], ranks: Ranks) -> Tensor:
-    """Tensors of this rank as one row of a matrix [world_size, n]; every rank calls it."""
-    return ranks.gather(torch.cat([count.flatten() for count in counts]))
+def run_tensors(algorithm: Step, history: History, split: Split) -> Tensors:
+    """All that must come back equal on every rank; every rank calls it."""
+    saved, method = algorithm.engine.save(), algorithm.method
+    counts = set(method.rank_counts)
+    found = {
+        **_named("model", saved["model"]),
+        **_named("average", algorithm.average.state_dict()),
+        **_named("method", {k: v for k, v in method.state_dict().items() if k not in counts}),
+        "history/top1": torch.tensor(history.top1, dtype=torch.float64),
+        "history/seconds": torch.tensor(history.seconds, dtype=torch.float64),
+        "phase": torch.tensor(method.phase),
+    }
+    for weight, slots in saved["optimizer"].items():
+        for slot, value in slots.items():
+            found[f"optimizer/{slot}/{weight}"] = torch.as_tensor(value)
+    if (joined := split.pseudo_labeled) is not None:
+        found |= {
+            "pseudo_labeled/positions": torch.from_numpy(joined.positions),
+            "pseudo_labeled/labels": torch.from_numpy(joined.labels),
+            "pseudo_labeled/since": torch.tensor(joined.since),
+        }
+    return found
 
 
-def scatter_counts(saved: Tensor, counts: Sequence[Tensor], ranks: Ranks) -> None:
+def load_run_tensors(tensors: Mapping[str, Tensor], algorithm: Step, split: Split) -> Split:
+    """Put back what `run_tensors` gave.
+
+    Args:
+        split: of the run as the configuration makes it.
+
+    Returns:
+        the split with the images that had joined.
+
+    Raises:
+        UserError: a weight is not finite, or it is of another network; other misfits raise
+            AttributeError, LookupError, RuntimeError, TypeError or ValueError.
+    """
+    if part := non_finite_part(tensors):
+        raise UserError(f"a weight of the {part} is not finite")
+    method = algorithm.method
+    slots: dict[str, dict[str, Tensor]] = {}
+    for name, value in _under("optimizer", tensors):
+        slot, _, weight = name.partition("/")
+        slots.setdefault(weight, {})[slot] = value
+    algorithm.engine.load({"model": dict(_under("model", tensors)), "optimizer": slots})
+    algorithm.average.load_state_dict(dict(_under("average", tensors)))
+    counts = {name: getattr(method, name) for name in method.rank_counts}
+    method.load_state_dict({**counts, **dict(_under("method", tensors))})
+    method.phase = int(tensors["phase"])
+    if "pseudo_labeled/since" not in tensors:
+        return split
+    positions, labels, since = (
+        tensors[f"pseudo_labeled/{name}"].numpy() for name in ("positions", "labels", "since")
+    )
+    return split.with_pseudo_labeled(PseudoLabeled(positions, labels, int(since)))
+
+
+def load_history(tensors: Mapping[str, Tensor]) -> History:
+    """The history that `run_tensors` saved."""
+    return History(tensors["history/top1"].tolist(), float(tensors["history/seconds"]))
+
+
+def rank_counts(algorithm: Step, meter: Meter) -> Tensors:
+    """What this rank alone has counted since the last update of the priors, float64."""
+    method = algorithm.method
+    return {
+        **{f"method/{name}": getattr(method, name) for name in method.rank_counts},
+        "meter/sums": meter.sums,
+        "meter/class_sums": meter.class_sums,
+    }
+
+
+def gather_counts(counts: Tensors, ranks: Ranks) -> Tensors:
+    """Counts of all ranks by name, each [world_size, n]; every rank calls it."""
+    rows = ranks.gather(torch.cat([count.flatten() for count in counts.values()]))
+    parts = rows.split([count.numel() for count in counts.values()], dim=1)
+    return {name: part.clone() for name, part in zip(counts, parts, strict=True)}
+
+
+def scatter_counts(saved: Mapping[str, Tensor], counts: Tensors, ranks: Ranks) -> None:
     """Restore what `gather_counts` returned, from any number of ranks.
 
-    Each rank goes on with its own counts; among another number of ranks, rank 0 with all. Early
-    versions did not have the last of them: it begins anew.
+    Each rank goes on with its own counts; among another number of ranks, rank 0 with all.
+
+    Raises:
+        ValueError: they are others, or of other sizes.
     """
-    rows = saved.to(ranks.device)
-    mine = rows[ranks.rank] if len(rows) == ranks.world_size else rows.sum(0) * ranks.is_main
-    if len(mine) == sum(count.numel() for count in counts[:-1]):
-        mine = torch.cat([mine, torch.zeros_like(counts[-1]).flatten()])
-    for target, part in zip(counts, mine.split([c.numel() for c in counts]), strict=True):
-        target.copy_(part.view_as(target))
+    if saved.keys() != counts.keys():
+        raise ValueError(f"counts {sorted(saved)} in place of {sorted(counts)}")
+    for name, target in counts.items():
+        rows = saved[name].to(ranks.device)
+        if rows.dim() != 2 or rows.shape[1] != target.numel():
+            raise ValueError(f"{name} is {list(rows.shape)}, expected [ranks, {target.numel()}]")
+        mine = rows[ranks.rank] if len(rows) == ranks.world_size else rows.sum(0) * ranks.is_main
+        target.copy_(mine.view_as(target))
+
+
+def non_finite_part(tensors: Mapping[str, Tensor]) -> str | None:
+    """`model` or `average`, where a weight of it is NaN or infinite."""
+    for part in ("model", "average"):
+        floating = [t for _, t in _under(part, tensors) if t.is_floating_point()]
+        norms = torch.stack(torch._foreach_norm(floating, torch.inf))
+        if not bool(torch.isfinite(norms).all()):
+            return part
+    return None
+
+
+def refuse_non_finite(tensors: Mapping[str, Tensor], step: int) -> None:
+    """Keep a checkpoint clean: an overflow of the gradient can spoil weights under a finite loss.
+
+    Raises:
+        UserError: a weight or an averaged one is NaN or infinite.
+    """
+    if part := non_finite_part(tensors):
+        raise UserError(
+            f"after step {step} a weight of the {part} is not finite; nothing was saved, earlier "
+            "checkpoints are kept. Lower optim.lr or set optim.grad_clip"
+        )
+
+
+def _named(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def _under(part: str, tensors: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Names and tensors of one part, without its prefix."""
+    start = f"{part}/"
+    return ((k[len(start) :], v) for k, v in tensors.items() if k.startswith(start))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,29 +17,6 @@ class NonFiniteLossError(UserError):
     def __init__(self, step: int, hint: str = "") -> None:
         super().__init__(f"the loss of step {step} is not finite{hint}")
         self.step = step
-
-
-def refuse_non_finite(state: dict[str, Any], step: int) -> None:
-    """Keep a checkpoint clean: an overflow of the gradient can spoil weights under a finite loss.
-
-    Raises:
-        UserError: a weight or an EMA weight of `state` (`Trainer.state_dict`) is NaN or infinite.
-    """
-    if part := non_finite_part(state):
-        raise UserError(
-            f"after step {step} a weight ({part}) is not finite; nothing was saved, earlier "
-            "checkpoints are kept. Lower optim.lr or set optim.grad_clip"
-        )
-
-
-def non_finite_part(state: dict[str, Any]) -> str | None:
-    """`model` or `ema`, where a weight of it is NaN or infinite."""
-    for part in ("model", "ema"):
-        floating = [t for t in state[part].values() if t.is_floating_point()]
-        norms = torch.stack(torch._foreach_norm(floating, torch.inf))
-        if not bool(torch.isfinite(norms).all()):
-            return part
-    return None
 
 
 class StepGuard:

@@ -1,4 +1,4 @@
-"""The trainer: data, model, method and engine joined into Algorithm 1 of the SimPro paper."""
+"""The trainer: batches through the step, priors and evaluation every period, checkpoints."""
 
 from __future__ import annotations
 
@@ -9,52 +9,58 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from simpro_fast.config import Config
-from simpro_fast.data.batch import Batch, Loader
-from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.batch import Loader
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.loader import build_loader
+from simpro_fast.data.sampling.labeled_order import LabeledDraws
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.engine.optim import learning_rate
 from simpro_fast.errors import PeerError, UserError
-from simpro_fast.evaluation import Evaluation, kl_divergence
+from simpro_fast.evaluation import Evaluation
 from simpro_fast.fault_tolerance.stop_requests import Preempted
 from simpro_fast.fault_tolerance.watchdog import Watchdog
-from simpro_fast.methods import MethodOutput
 from simpro_fast.run.banner import announce
 from simpro_fast.run.begin import begin_run
 from simpro_fast.run.checkpoint import save_on_main
 from simpro_fast.run.directory import RunDirectory
-from simpro_fast.run.export import (
-    TrainedRun,
-    peak_memory_mib,
-    summarise,
-    unsaved_end,
-    write_results,
-)
 from simpro_fast.run.loggers.base import Loggers
 from simpro_fast.run.notebook_table import build_progress
 from simpro_fast.run.pictures import views_figure
 from simpro_fast.run.resume import agreed_fingerprint, find_state, load_state
-from simpro_fast.training.build import build_loader_for
 from simpro_fast.training.evaluate import estimate_shares, evaluate_split
-from simpro_fast.training.method_inputs import with_uniforms
-from simpro_fast.training.metrics import Meter, Stopwatch, ThresholdWatch, step_profiler
-from simpro_fast.training.micro_batch import join_outputs, split_batch
-from simpro_fast.training.parts import build_parts
-from simpro_fast.training.phases import Labeled
-from simpro_fast.training.state import History, gather_counts, scatter_counts
-from simpro_fast.training.step_graph import build_step_graph
-from simpro_fast.training.step_guard import (
-    NonFiniteLossError,
-    StepGuard,
-    non_finite_part,
-    refuse_non_finite,
+from simpro_fast.training.metrics import (
+    Meter,
+    Stopwatch,
+    ThresholdWatch,
+    peak_memory_mib,
+    step_profiler,
 )
+from simpro_fast.training.phases import begin_phase, rate_course
+from simpro_fast.training.results import (
+    TrainedRun,
+    kl_of_estimate,
+    summarise,
+    unsaved_end,
+    write_results,
+)
+from simpro_fast.training.setup import Setup, build_run_loader
+from simpro_fast.training.state import (
+    History,
+    gather_counts,
+    load_history,
+    load_run_tensors,
+    rank_counts,
+    refuse_non_finite,
+    run_tensors,
+    scatter_counts,
+)
+from simpro_fast.training.step import Step, with_uniforms
+from simpro_fast.training.step_graph import build_step_graph
+from simpro_fast.training.step_guard import NonFiniteLossError, StepGuard
 from simpro_fast.utils.provenance import git_commit
 
 logger = logging.getLogger(__name__)
@@ -80,89 +86,75 @@ class Trainer:
         write: bool = True,
         watchdog: Watchdog | None = None,
     ) -> None:
-        self.config, self.ranks, self.write = config, ranks, write
+        self.write = write
         self._writes = write and ranks.is_main
         self.watchdog = watchdog or Watchdog(config, ranks)
         self.run = RunDirectory(config.run_dir)
         self.commit = git_commit()  # now: the tree may change while the run goes on
-        self.dataset: ArrayDataset = load_dataset(config.data)
-        self.split: Split = make_split(config.data, self.dataset, config.seed)
-        self.labeled = Labeled(config, self.dataset, self.split)
+        dataset = load_dataset(config.data)
+        split = make_split(config.data, dataset, config.seed)
+        self.setup = Setup(config, ranks, dataset, split)
+        self.split = split
+        """The split as it is now, with unlabeled images that the method has labeled."""
         self._make_loader = make_loader
-        self.fingerprint = agreed_fingerprint(self.dataset, self.split, ranks)
+        self.fingerprint = agreed_fingerprint(dataset, split, ranks)
         found = find_state(config, self.run, self.fingerprint, ranks) if write else None
-        self._build_training(fresh=found is None)
+        self.algorithm = Step(self.setup, fresh=found is None)
+        pretrained = self.algorithm.pretrained
+        if pretrained is not None:
+            self.fingerprint["weights"] = pretrained.sha256
+        self.step_graph = build_step_graph(config, ranks, self.algorithm.step)
+        self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
+        self.meter = Meter(ranks.device, dataset.num_classes)
         self.step = 0
+        """Steps trained."""
         self._saved = True  # the checkpoint of the last turn, if there was one
         self.history = History()
         self.last_evaluation: Evaluation | None = None
         self.stopwatch = Stopwatch()
+        self._threshold_watch = ThresholdWatch(config.method.threshold)
         self.loggers, checkpoint = Loggers(), None
         if found is not None:
             load = self.load_state_dict
             checkpoint = load_state(found, load, config, self.fingerprint, ranks)
-        self.loader = self._build_loader()
+        self._follow_split(self.split)
         if write:
             self.loggers = begin_run(
-                *(self.run, config, ranks, {"alpha": self.alpha, **self.fingerprint}),
-                split=self.split,
-                dataset=self.dataset,
-                pretrained=self.pretrained,
+                self.run,
+                config,
+                ranks,
+                {"alpha": self.setup.alpha, **self.fingerprint},
+                split=split,
+                dataset=dataset,
+                pretrained=pretrained,
                 checkpoint=checkpoint,
                 step=self.step,
             )
         self.progress = build_progress(
-            config.log.progress, config.train.steps, self.views_per_step, main=ranks.is_main
+            config.log.progress, config.train.steps, self.setup.views_per_step, main=ranks.is_main
         )
 
     def train_step(self) -> None:
-        """One iteration of Algorithm 1 on this rank's share of the global batch.
-
-        The views go through the network as `ViewForward` says; `inputs` adds what else the method
-        asks for. The E step (pseudo-labels from the Bayes classifier with pi_u), the losses
-        adjusted with phi and the class mass for the M step are the method's.
-        """
-        step, config = self.step, self.config
-        self._follow_phase()
+        """Draw the batch of this step and train on it; see `Step.step`."""
+        step, config, algorithm = self.step, self.setup.config, self.algorithm
+        self._begin_phase()
         self.stopwatch.start()
-        batch = self.loader.next(step)
-        batch = with_uniforms(batch, self.needs.uniforms, config.seed, self.layout, self.ranks)
+        batch = with_uniforms(self.loader.next(step), self.setup)
         self.stopwatch.data_arrived()
 
-        since, length = self.phases.course(step)
-        lr, decay = learning_rate(config.optim, since, length), self.ema.decay_at(since)
+        since, length = rate_course(config, algorithm.method, step)
+        lr, decay = learning_rate(config.optim, since, length), algorithm.average.decay_at(since)
         if self.step_graph is None:
-            out = self.learn(batch, lr, decay)
+            out = algorithm.step(batch, lr, decay, lambda loss: self.guard.watch(loss, step))
         else:
             out = self.step_graph(batch, lr, decay)
             self.guard.watch(out.loss, step)
-        self.method.end_step(step)
+        algorithm.method.end_step(step)
         self.meter.add(out, batch.truth)
         self.step = step + 1
         if self.progress.due():
             self._show_progress(float(out.loss.detach()), float(out.mask_rate))
         self.stopwatch.stop()
-
-    def learn(self, batch: Batch, lr: float | Tensor, decay: float | Tensor) -> MethodOutput:
-        """Losses, update of the weights and of their average, from one batch.
-
-        Args:
-            lr: learning rate of this step. decay: of the average; both numbers, or [].
-        """
-        outputs: list[MethodOutput] = []
-        for micro in split_batch(batch, self.layout, self.micro_batches):
-            part = self.method(**self.inputs(micro))
-            outputs.append(part)
-            if len(outputs) == self.micro_batches:
-                out = join_outputs(outputs)
-                if self.step_graph is None:  # else after the replay
-                    self.guard.watch(out.loss, self.step)
-            self.engine.backward(part.loss)
-        self.engine.step(lr)
-        if self.parts.share_buffers is not None:
-            self.parts.share_buffers(self.model)
-        self.ema.follow(decay)
-        return out
 
     def fit(self) -> dict[str, Any]:
         """Train to `train.steps`, evaluate, save, report.
@@ -174,7 +166,7 @@ class Trainer:
             UserError: a loss that is not finite, data or disk trouble. Checkpoints stay whole.
             Preempted: some rank was asked to stop; all ranks raise it after the same step.
         """
-        config, started, watchdog = self.config, time.perf_counter(), self.watchdog
+        config, started, watchdog = self.setup.config, time.perf_counter(), self.watchdog
         self.announce()
         trace = self.run.path / "trace.json" if self._writes and config.train.profile else None
         seconds_before = self.history.seconds
@@ -200,95 +192,50 @@ class Trainer:
         with watchdog.phase("finishing"):
             return self._finish()
 
-    def _finish(self) -> dict[str, Any]:
-        """Summary of the trained run; on rank 0 also its files and the table on the terminal.
-
-        Raises:
-            UserError: the last checkpoint could not be saved, or one of the files.
-            PeerError: likewise, on the other ranks.
-        """
-        replaced = torch.tensor([float(getattr(self.loader, "replaced", 0))], dtype=torch.float64)
-        evaluation = self.last_evaluation or self.evaluate(temperature=True)
-        heap = estimate_shares(
-            *(self.predictor.network(), self.dataset, self.split, self.ranks, evaluation),
-            self.config,
-        )
-        trained = TrainedRun(
-            config=self.config,
-            dataset=self.dataset,
-            split=self.split,
-            step=self.step,
-            views_per_step=self.views_per_step,
-            seconds=self.history.seconds,
-            evaluation=evaluation,
-            heap=heap,
-            top1=self.history.top1,
-            pi_u=self.method.normalised_pi_u().tolist(),
-            phi=self.method.phi.tolist(),
-            loss_tau=self.method.loss_tau,
-            kl_pi_u=self.kl_pi_u(),
-            labeled_draws=self.labeled.draws(self.labeled.since, self.step),
-            images_replaced=int(self.ranks.sum(replaced.to(self.ranks.device)).item()),
-            commit=self.commit,
-        )
-        summary = summarise(trained)
-        if self._writes:
-            views = None
-            if self.config.log.figures:
-                batch, draws = self.loader.next(self.step), self.loader.describe(self.step)
-                views = views_figure(batch, draws, self.layout, self.dataset)
-            figures = write_results(
-                self.run, trained, summary, self.predictor.state_dict(), views, finished=self._saved
-            )
-            self.loggers.figures(figures, self.step)
-            self.loggers.close(self.step, finished=self._saved)
-        self.ranks.barrier()
-        if self.write and not self._saved:
-            raise (UserError if self.ranks.is_main else PeerError)(unsaved_end(self.step))
-        return summary
-
     def announce(self) -> None:
         """Device, ranks, batches and split, on rank 0."""
+        setup = self.setup
         announce(
-            self.config,
-            self.ranks,
-            self.split,
-            views_per_step=self.views_per_step,
-            alpha=self.alpha,
-            pretrained=self.pretrained,
+            setup.config,
+            setup.ranks,
+            setup.split,
+            views_per_step=setup.views_per_step,
+            alpha=setup.alpha,
+            pretrained=self.algorithm.pretrained,
         )
 
     def _finish_period(self, last: bool) -> None:
         """The M step (pi_u and phi), evaluation and one row of metrics."""
         self.guard.settle()
-        config, row = self.config, self.meter.finish(self.ranks)
+        setup, method = self.setup, self.algorithm.method
+        config, row = setup.config, self.meter.finish(setup.ranks)
         if self.step % config.train.period == 0:
-            self.method.end_period()
+            method.end_period()
         evaluation = None
         if last or self.step % (config.train.period * config.evaluate.every) == 0:
             self.last_evaluation = evaluation = self.evaluate(temperature=last)
             if evaluation is not None:
                 self.history.top1.append(evaluation.top1)
-        kl_pi_u = self.kl_pi_u()
         period = -(-self.step // config.train.period)
+        first = (period - 1) * config.train.period
         metrics = {
             "step": self.step,
             "period": period,
-            "lr": learning_rate(config.optim, *self.phases.course(self.step - 1)),
+            "lr": learning_rate(config.optim, *rate_course(config, method, self.step - 1)),
             **row,
-            "labeled_draws": self.labeled.draws((period - 1) * config.train.period, self.step),
-            "pi_u": self.method.normalised_pi_u().tolist(),
-            "phi": self.method.phi.tolist(),
-            "kl_pi_u": kl_pi_u,
+            "labeled_draws": self.labeled_draws.counts(first, self.step),
+            "pi_u": method.normalised_pi_u().tolist(),
+            "phi": method.phi.tolist(),
+            "kl_pi_u": kl_of_estimate(method, setup.split),
             "top1": evaluation.top1 if evaluation else None,
             "top1_class_mean": evaluation.top1_class_mean if evaluation else None,
             "per_class": evaluation.per_class if evaluation else None,
-            "images_per_second": self.stopwatch.views_per_second(self.views_per_step),
+            "images_per_second": self.stopwatch.views_per_second(setup.views_per_step),
             "data_wait_fraction": self.stopwatch.wait_fraction(),
-            "peak_memory_mib": peak_memory_mib(self.ranks.device),
+            "peak_memory_mib": peak_memory_mib(setup.ranks.device),
         }
         self.stopwatch = Stopwatch()
-        self.threshold_watch.period(row["mask_rate"])
+        self._threshold_watch.period(row["mask_rate"])
         self._show_progress(row["loss"] or 0.0, row["mask_rate"] or 0.0)
         if self._writes:
             self.run.append_metrics(metrics, config.checkpoint.on_error)
@@ -296,97 +243,68 @@ class Trainer:
 
     def _show_progress(self, loss: float, mask_rate: float) -> None:
         top1 = self.history.top1[-1] if self.history.top1 else None
-        self.progress.show(self.step, loss, mask_rate, self.kl_pi_u(), top1)
-
-    def _build_training(self, *, fresh: bool) -> None:
-        config, ranks = self.config, self.ranks
-        self.parts = parts = build_parts(
-            config, self.dataset, self.split, self.labeled, ranks, fresh=fresh
-        )
-        self.needs, self.pretrained, self.alpha = parts.needs, parts.pretrained, parts.alpha
-        if self.pretrained is not None:
-            self.fingerprint["weights"] = self.pretrained.sha256
-        self.engine, self.model, self.ema = parts.engine, parts.engine.module, parts.ema
-        self.method, self.predictor, self.phases = parts.method, parts.predictor, parts.phases
-        self.inputs, self.layout = parts.inputs, parts.layout
-        self.views_per_step = self.layout.rows * ranks.world_size
-        self.micro_batches = config.micro_batches(ranks.world_size)
-        self.step_graph = build_step_graph(config, ranks, self.learn)
-        self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
-        self.meter = Meter(ranks.device, self.dataset.num_classes)
-        self.threshold_watch = ThresholdWatch(config.method.threshold)
+        kl_pi_u = kl_of_estimate(self.algorithm.method, self.setup.split)
+        self.progress.show(self.step, loss, mask_rate, kl_pi_u, top1)
 
     def evaluate(self, *, temperature: bool = False) -> Evaluation | None:
-        """Top-1 of the EMA model on the test set by the method's rule (SimPro: argmax f(x)).
+        """Top-1 of the averaged network on the test set by the method's rule (SimPro: argmax f).
 
         None where there is no test set, as with own images without val.
         """
-        size, network = self.config.evaluate.batch_size, self.predictor.network()
-        return evaluate_split(
-            network, self.dataset, self.split, self.ranks, size, temperature=temperature
-        )
+        return evaluate_split(self.algorithm.network(), self.setup, temperature=temperature)
 
-    def _build_loader(self) -> Loader:
-        return build_loader_for(
-            self.config,
-            self.dataset,
-            self.labeled.split,
-            self.ranks,
-            start_step=self.step,
-            make_loader=self._make_loader,
-        )
-
-    def _follow_phase(self) -> None:
+    def _begin_phase(self) -> None:
         """Before the first step of a new phase: what the method does there, and asks for."""
-        if (phase := self.phases.due(self.step)) is None:
+        method = self.algorithm.method
+        phase = method.phase_at(self.step // self.setup.config.train.period)
+        if phase == method.phase:
             return
         with self.watchdog.phase("a new phase of the method"):
             self.guard.settle()
-            if self.phases.enter(phase, self.step):
+            split = begin_phase(self.algorithm, self.setup, self.split, phase, self.step)
+            if split is not self.split:
                 self.loader.close()
-                self.loader = self._build_loader()
+                self._follow_split(split)
         if self.step_graph is not None:
             self.step_graph.forget()
 
-    def kl_pi_u(self) -> float | None:
-        """KL(true unlabeled distribution || estimate) in nats; None where the truth is unknown."""
-        counts = self.split.unlabeled_counts
-        return None if counts is None else kl_divergence(counts, self.method.normalised_pi_u())
+    def _follow_split(self, split: Split) -> None:
+        """Draw from this split from here on."""
+        config, dataset = self.setup.config, self.setup.dataset
+        self.split = split
+        self.loader = build_run_loader(
+            self.setup, split, start_step=self.step, make_loader=self._make_loader
+        )
+        targets = split.targets(dataset)
+        self.labeled_draws = LabeledDraws(config.data, targets, dataset.num_classes, config.seed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that training depends on, as tensors and plain types, equal on all ranks.
+        """Everything that training depends on, equal on all ranks; see `training.state`.
 
         Every rank calls it, since rank-local state is gathered.
         """
+        counts = rank_counts(self.algorithm, self.meter)
         return {
             "step": self.step,
-            **self.parts.state(),
-            "accumulators": gather_counts(self._counts(), self.ranks),
-            "top1": self.history.top1,
-            "seconds": self.history.seconds,
+            "tensors": run_tensors(self.algorithm, self.history, self.split),
+            "per_rank": gather_counts(counts, self.setup.ranks),
+            "config": self.setup.config.model_dump(mode="json"),
             "fingerprint": self.fingerprint,
-            "config": self.config.model_dump(mode="json"),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put back what `state_dict` gave, whatever the number of ranks was then.
 
         Raises:
-            UserError: a weight is not finite, or it is of another network; other mistakes raise
-                what the parts raise.
+            UserError: a weight is not finite, or it is of another network; other misfits raise
+                what `load_run_tensors` raises.
         """
-        if part := non_finite_part(state):
-            raise UserError(f"a weight ({part}) is not finite")
-        self.parts.load(state)
-        scatter_counts(state["accumulators"], self._counts(), self.ranks)
+        self.split = load_run_tensors(state["tensors"], self.algorithm, self.setup.split)
+        counts = rank_counts(self.algorithm, self.meter)
+        scatter_counts(state["per_rank"], counts, self.setup.ranks)
         self.fingerprint = {**state["fingerprint"], **self.fingerprint}
         self.step = state["step"]
-        self.history = History(list(state["top1"]), state["seconds"])
-
-    def _counts(self) -> list[Tensor]:
-        """What this rank has counted since the last update of the priors, float64 vectors."""
-        counts = (getattr(self.method, name) for name in self.method.rank_counts)
-        return [*counts, self.meter.sums, self.meter.class_sums]
+        self.history = load_history(state["tensors"])
 
     def save(self) -> int | None:
         """Checkpoint of this step. Every rank calls it, since rank-local state is gathered.
@@ -400,10 +318,48 @@ class Trainer:
         if not self.write:
             return None
         self.guard.settle()
-        state = self.state_dict()
-        refuse_non_finite(state, self.step)
-        self._saved = save_on_main(self.run.checkpoints, state, self.config.checkpoint, self.ranks)
+        state, setup = self.state_dict(), self.setup
+        refuse_non_finite(state["tensors"], self.step)
+        folder = self.run.checkpoints
+        self._saved = save_on_main(folder, state, setup.config.checkpoint, setup.ranks)
         return self.step if self._saved else None
+
+    def _finish(self) -> dict[str, Any]:
+        """Summary of the trained run; on rank 0 also its files and the table on the terminal.
+
+        Raises:
+            UserError: the last checkpoint could not be saved, or one of the files.
+            PeerError: likewise, on the other ranks.
+        """
+        setup, ranks = self.setup, self.setup.ranks
+        replaced = torch.tensor([float(getattr(self.loader, "replaced", 0))], dtype=torch.float64)
+        evaluation = self.last_evaluation or self.evaluate(temperature=True)
+        joined = self.split.pseudo_labeled
+        since = 0 if joined is None else joined.since
+        trained = TrainedRun(
+            setup=setup,
+            algorithm=self.algorithm,
+            step=self.step,
+            history=self.history,
+            evaluation=evaluation,
+            heap=estimate_shares(self.algorithm.network(), setup, evaluation),
+            labeled_draws=self.labeled_draws.counts(since, self.step),
+            images_replaced=int(ranks.sum(replaced.to(ranks.device)).item()),
+            commit=self.commit,
+        )
+        summary = summarise(trained)
+        if self._writes:
+            views = None
+            if setup.config.log.figures:
+                batch, draws = self.loader.next(self.step), self.loader.describe(self.step)
+                views = views_figure(batch, draws, setup.layout, setup.dataset)
+            figures = write_results(self.run, trained, summary, views, finished=self._saved)
+            self.loggers.figures(figures, self.step)
+            self.loggers.close(self.step, finished=self._saved)
+        ranks.barrier()
+        if self.write and not self._saved:
+            raise (UserError if ranks.is_main else PeerError)(unsaved_end(self.step))
+        return summary
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -412,7 +368,7 @@ class Trainer:
             yield
         except NonFiniteLossError as error:
             step = error.step
-            name = f"not_finite_step{step}_rank{self.ranks.rank}.json"
+            name = f"not_finite_step{step}_rank{self.setup.ranks.rank}.json"
             path = self.run.path / name if self.write else None
             hint = self.run.describe_bad_step(path, lambda: self.loader.describe(step))
             raise NonFiniteLossError(step, hint) from None

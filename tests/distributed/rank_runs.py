@@ -67,7 +67,9 @@ def train(
     ranks = start(config, rank, world_size)
     trainer = Trainer(config, ranks, make_loader=make_loader, write=write)
     losses: list[list[float]] = []
-    trainer.method.register_forward_hook(lambda _, __, out: losses[-1].append(out.loss.item()))
+    trainer.algorithm.method.register_forward_hook(
+        lambda _, __, out: losses[-1].append(out.loss.item())
+    )
     priors, kl = [], []
     begun = trainer.step
     for _ in range(steps):
@@ -75,7 +77,7 @@ def train(
         trainer.train_step()
         if trainer.step % config.train.period == 0:
             trainer._finish_period(last=False)
-        method = trainer.method
+        method = trainer.algorithm.method
         counts = ranks.sum(torch.stack([method.labeled_count, method.unlabeled_mass]))
         priors.append(torch.cat([method.pi_u[None], method.phi[None], counts]))
         known = trainer.kl_pi_u()

@@ -20,7 +20,6 @@ from simpro_fast.engine.gradient_sync import GradientAverage
 from simpro_fast.errors import ConfigError
 from simpro_fast.models import build_model
 from simpro_fast.training import trainer
-from simpro_fast.training.micro_batch import split_batch
 from tests.distributed.gloo_ranks import run_ranks
 from tests.distributed.rank_runs import assert_close, dump, mean_losses, on_ranks, start, train
 
@@ -42,7 +41,7 @@ def _train_without_batch_norm(rank: int, world_size: int, *args: Any) -> dict[st
     def build(*arguments: Any, **named: Any) -> nn.Module:
         return _group_norm(build_model(*arguments, **named))
 
-    with mock.patch("simpro_fast.training.build.build_model", build):
+    with mock.patch("simpro_fast.training.setup.build_model", build):
         return train(rank, world_size, *args)
 
 
@@ -95,7 +94,7 @@ def _collectives(rank: int, world_size: int, tree: dict[str, Any]) -> list[list[
 
     phases = []
     with mock.patch.object(dist, "all_reduce", counted):
-        for phase in (run.train_step, run.method.update_priors):
+        for phase in (run.train_step, run.algorithm.method.update_priors):
             phase()
             phases.append(sorted(found))
             found.clear()
@@ -177,7 +176,7 @@ def test_micro_batches_keep_the_order_of_views() -> None:
         f"{k}{i} view{v}" for k, (n, views) in kinds.items() for v in range(views) for i in range(n)
     ]
     batch = Batch(0, torch.arange(len(names)).view(-1, 1, 1, 1), torch.arange(4), torch.arange(8))
-    parts = list(split_batch(batch, shapes, 2))
+    parts = list(batch.micro_batches(shapes, 2))
     assert [names[n] for n in parts[1].views.flatten().tolist()] == [
         f"{k}{i} view{v}"
         for k, (n, views) in kinds.items()
@@ -186,7 +185,7 @@ def test_micro_batches_keep_the_order_of_views() -> None:
     ]
     assert torch.equal(torch.cat([p.targets for p in parts]), batch.targets)
     assert torch.equal(torch.cat([p.truth for p in parts]), batch.truth)
-    assert next(split_batch(batch, shapes, 1)) is batch
+    assert next(batch.micro_batches(shapes, 1)) is batch
 
 
 def test_micro_batch_must_divide(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ def _fit(
     config = parse_config(tree)
     trainer = Trainer(config, start(config, rank, world_size))
     if rank == bad_rank:
-        trainer.method.alpha = math.nan
+        trainer.algorithm.method.alpha = math.nan
     try:
         summary = trainer.fit()
         evaluation = trainer.last_evaluation

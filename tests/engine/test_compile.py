@@ -29,7 +29,7 @@ def steps(config: Config, number: int) -> tuple[list[float], dict[str, torch.Ten
         trainer.train_step()
         losses.append(trainer.meter.sums[0].item())
     trainer.close()
-    return losses, trainer.method.state_dict()
+    return losses, trainer.algorithm.method.state_dict()
 
 
 @needs_compiler

@@ -8,7 +8,6 @@ from simpro_fast.config import Config
 from simpro_fast.config.schema import ModelConfig, OptimConfig
 from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.engine.base import Engine
-from simpro_fast.engine.build import build_engine
 from simpro_fast.engine.optim import (
     build_optimizer,
     learning_rate,
@@ -17,6 +16,7 @@ from simpro_fast.engine.optim import (
 )
 from simpro_fast.errors import ConfigError
 from simpro_fast.models import build_model, convert_sync_batch_norm, head_of
+from simpro_fast.training.setup import build_engine
 
 
 class Odd(nn.Module):

@@ -27,12 +27,12 @@ def images(count: int = 6) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", NETS)
 def test_first_head_and_backbone_are_those_of_the_plain_network(name: str) -> None:
-    plain, wide = build(name), build(name, heads=3, hand_on=True)
+    plain, wide = build(name), build(name, heads=3, with_features=True)
     head = head_of(wide)
     assert isinstance(head, MultiHead)
     seen: list[torch.Tensor] = []
     head_of(plain).register_forward_pre_hook(lambda _, x: seen.append(x[0]))
-    logits, features = head.parts(wide(images()))
+    logits, features = wide(images())
     assert logits.shape == (6, 3, 5) and features is not None
     torch.testing.assert_close(logits[:, 0], plain(images()), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(features, seen[0], rtol=1e-4, atol=1e-5)
@@ -46,17 +46,17 @@ def test_first_head_and_backbone_are_those_of_the_plain_network(name: str) -> No
 
 def test_one_head_changes_nothing() -> None:
     assert type(head_of(build())) is nn.Linear
-    assert list(build(hand_on=True).state_dict()) == list(build().state_dict())
-    single, plain = build(hand_on=True), build()
+    assert list(build(with_features=True).state_dict()) == list(build().state_dict())
+    single, plain = build(with_features=True), build()
     head = head_of(single)
     assert isinstance(head, MultiHead)
-    assert torch.equal(head.parts(single(images()))[0], plain(images()))
+    assert torch.equal(single(images())[0], plain(images()))
 
 
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("name", ["small_cnn", "wrn_10_1", "resnet50_3x3"])
 def test_branches_are_norms_before_the_pool_and_fold_in_evaluation(name: str, heads: int) -> None:
-    network = build(name, heads=heads, branches=3, hand_on=True)
+    network = build(name, heads=heads, branches=3, with_features=True)
     pool = next(m for m in network.modules() if isinstance(m, BranchPool))
     maps: list[torch.Tensor] = []
     pool.register_forward_pre_hook(lambda _, x: maps.append(x[0]))
@@ -65,7 +65,7 @@ def test_branches_are_norms_before_the_pool_and_fold_in_evaluation(name: str, he
         nn.init.normal_(norm.bias)
     head = head_of(network)
     assert isinstance(head, MultiHead)
-    logits, features = head.parts(network(images()))
+    logits, features = network(images())
     assert features is not None and features.shape == (6, 3, head.in_features)
     assert logits.shape == (6, 3 * heads, 5)
     for branch, norm in enumerate(pool.norms):
@@ -77,7 +77,7 @@ def test_branches_are_norms_before_the_pool_and_fold_in_evaluation(name: str, he
 
     network.eval()
     with torch.no_grad():
-        expected = head.parts(network(images()))[0].unflatten(1, (3, heads))
+        expected = network(images())[0].unflatten(1, (3, heads))
         scale, shift = pool.affine()
         found = Heads(head.weight.unflatten(0, (heads, 5)), head.bias.view(heads, 5), scale, shift)
         plain = plain_copy(network)

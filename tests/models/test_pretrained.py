@@ -308,10 +308,10 @@ def _two_ranks(rank: int, world_size: int, tree: dict[str, Any], other: str) -> 
     try:
         Trainer(config, ranks, write=False)
     except ConfigError as error:
-        return trainer.model.state_dict(), str(error)
+        return trainer.algorithm.student.state_dict(), str(error)
     finally:
         pretrained._read = read
-    return trainer.model.state_dict(), "no error"
+    return trainer.algorithm.student.state_dict(), "no error"
 
 
 def test_ranks_start_from_the_same_weights(

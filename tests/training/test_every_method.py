@@ -87,19 +87,19 @@ def test_replayed_steps_train_as_the_usual_ones(tiny: MakeConfig, name: str) -> 
         Trainer(config, start_ranks(config), make_loader=synthetic(), write=False) for _ in range(2)
     )
     recorder = RunAgain()
-    graphed.step_graph = StepGraph(graphed.learn, recorder)
+    graphed.step_graph = StepGraph(graphed.algorithm.step, recorder)
     for _ in range(12):
         for trainer in (usual, graphed):
             trainer.train_step()
             if trainer.step == 6:
                 trainer._finish_period(last=False)
     # Three steps to warm up; a method that changes its mind is recorded anew.
-    changed = usual.method.phase_at(0) != usual.method.phase_at(1)
+    changed = usual.algorithm.method.phase_at(0) != usual.algorithm.method.phase_at(1)
     assert recorder.calls["replay"] == 12 - 3 * (1 + changed)
     assert recorder.calls.get("forget", 0) == changed
-    assert_close(weights(graphed.model), weights(usual.model), 1e-6)
-    for key, value in usual.method.state_dict().items():
-        assert_close(graphed.method.state_dict()[key], value, 1e-5)
+    assert_close(weights(graphed.algorithm.student), weights(usual.algorithm.student), 1e-6)
+    for key, value in usual.algorithm.method.state_dict().items():
+        assert_close(graphed.algorithm.method.state_dict()[key], value, 1e-5)
     for trainer in (usual, graphed):
         trainer.close()
 

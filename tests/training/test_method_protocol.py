@@ -81,19 +81,19 @@ def test_method_that_asks_for_everything_resumes_exactly(
 def test_phases_start_anew_with_more_labeled_images(tiny: MakeConfig) -> None:
     config = tiny({"method.name": GREEDY, "method.phases": True, "train.steps": 17})
     trainer = Trainer(config, start_ranks(config), write=False)
-    fresh = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    fresh = {k: v.clone() for k, v in trainer.algorithm.student.state_dict().items()}
     own = len(trainer.split.labeled)
     for step in range(12):
         if step == 10:
             trainer._follow_phase()
-            assert_bit_equal(dict(trainer.model.state_dict()), fresh)
-            assert_bit_equal(dict(trainer.ema.state_dict()), fresh)
+            assert_bit_equal(dict(trainer.algorithm.student.state_dict()), fresh)
+            assert_bit_equal(dict(trainer.algorithm.average.state_dict()), fresh)
         trainer.train_step()
     split, pseudo = trainer.labeled.split, trainer.labeled.state()
     assert len(split.labeled) == own + 4 and len(trainer.split.labeled) == own
     assert pseudo is not None and pseudo["since"] == 10
     assert split.labeled[own:].tolist() == trainer.split.unlabeled[pseudo["positions"]].tolist()
-    assert split.targets(trainer.dataset)[own:].tolist() == pseudo["labels"].tolist()
+    assert split.targets(trainer.setup.dataset)[own:].tolist() == pseudo["labels"].tolist()
     assert [trainer.phases.course(step) for step in (0, 4, 5, 10, 16)] == [
         *((0, 5), (4, 5), (0, 5), (0, 7), (6, 7))
     ]
@@ -137,13 +137,16 @@ def test_test_rule_is_what_is_evaluated_and_exported(tiny: MakeConfig) -> None:
     config = tiny({"method.name": GREEDY, "optim.lr": 0.01})
     trainer = Trainer(config, start_ranks(config))
     trainer.fit()
-    images = trainer.dataset.images[:7]
+    images = trainer.setup.dataset.images[:7]
     views = network_input(
-        torch.from_numpy(images), trainer.dataset.mean, trainer.dataset.std, torch.float32
+        torch.from_numpy(images),
+        trainer.setup.dataset.mean,
+        trainer.setup.dataset.std,
+        torch.float32,
     )
     with torch.no_grad():
-        output = trainer.ema.module(views)
-        logits, _ = head_of(trainer.ema.module).parts(output)  # type: ignore[operator]
+        output = trainer.algorithm.average.module(views)
+        logits, _ = head_of(trainer.algorithm.average.module).parts(output)  # type: ignore[operator]
         expected = logits.unflatten(1, (2, 2))[:, :, 1].mean(1)
         folded = trainer.predictor.network()(views)
     torch.testing.assert_close(folded, expected, rtol=1e-4, atol=1e-4)
@@ -280,7 +283,7 @@ def test_checkpoint_imports_nothing(tiny: MakeConfig, tutorial_module: Path) -> 
 def test_compiled_method_is_one_graph(tiny: MakeConfig, tutorial_module: Path) -> None:
     config = tiny({"method.name": "my_methods.Aligned"})
     trainer = Trainer(config, start_ranks(config), write=False)
-    method: Method = trainer.method
+    method: Method = trainer.algorithm.method
     explained = torch._dynamo.explain(method.forward)(**trainer.inputs(trainer.loader.next(0)))
     assert explained.graph_break_count == 0
     trainer.close()

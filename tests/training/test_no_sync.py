@@ -95,7 +95,7 @@ def test_late_answer_comes_before_anything_is_made_of_the_step(
         trainer.fit()
     trainer.close()
     assert trainer.step == noticed_after
-    assert torch.isfinite(trainer.method.pi_u).all()
+    assert torch.isfinite(trainer.algorithm.method.pi_u).all()
     lines = (config.run_dir / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [5]
     newest = list_checkpoints(config.run_dir / "checkpoints")[0]

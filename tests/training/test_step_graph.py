@@ -67,18 +67,22 @@ def test_replayed_steps_train_as_the_usual_ones(tiny: MakeConfig, changes: dict[
         Trainer(config, start_ranks(config), make_loader=synthetic(), write=False) for _ in range(2)
     )
     recorder = RunAgain()
-    graphed.step_graph = StepGraph(graphed.learn, recorder)
+    graphed.step_graph = StepGraph(graphed.algorithm.step, recorder)
     for step in range(8):
         usual.train_step()
         graphed.train_step()
         assert torch.allclose(usual.meter.sums, graphed.meter.sums, rtol=1e-6)
         if step == 5:
-            usual.method.update_priors()
-            graphed.method.update_priors()
+            usual.algorithm.method.update_priors()
+            graphed.algorithm.method.update_priors()
     assert recorder.calls == {"warm_up": WARM_UP, "record": 1, "replay": 8 - WARM_UP}
-    assert torch.equal(weights(usual.model), weights(graphed.model))
-    assert torch.allclose(weights(usual.ema.module), weights(graphed.ema.module), atol=1e-6)
-    assert torch.equal(usual.method.pi_u, graphed.method.pi_u)
+    assert torch.equal(weights(usual.algorithm.student), weights(graphed.algorithm.student))
+    assert torch.allclose(
+        weights(usual.algorithm.average.module),
+        weights(graphed.algorithm.average.module),
+        atol=1e-6,
+    )
+    assert torch.equal(usual.algorithm.method.pi_u, graphed.algorithm.method.pi_u)
     assert usual.step == graphed.step == 8
     for trainer in (usual, graphed):
         trainer.close()
@@ -158,8 +162,14 @@ def test_captured_steps_train_as_eager_ones(tiny: MakeConfig, optimizer: str) ->
         for _ in range(8):
             trainer.train_step()
         trainer.guard.settle()
-        trainer.method.update_priors()
-        runs.append((weights(trainer.model), trainer.meter.sums.clone(), trainer.method.pi_u))
+        trainer.algorithm.method.update_priors()
+        runs.append(
+            (
+                weights(trainer.algorithm.student),
+                trainer.meter.sums.clone(),
+                trainer.algorithm.method.pi_u,
+            )
+        )
         trainer.close()
     for eager, captured in zip(*runs, strict=True):
         assert torch.allclose(eager, captured, rtol=1e-3, atol=1e-5)

@@ -189,7 +189,7 @@ def test_spoiled_weights_are_never_saved(tiny: MakeConfig) -> None:
         trainer.train_step()
     trainer.save()
     with torch.no_grad():
-        next(trainer.model.parameters()).fill_(torch.inf)
+        next(trainer.algorithm.student.parameters()).fill_(torch.inf)
     trainer.step += 1
     with pytest.raises(UserError, match=r"not finite; nothing was saved"):
         trainer.save()
@@ -322,7 +322,9 @@ def test_bad_loss_stops_before_the_weights(tiny: MakeConfig, engine: str) -> Non
 
     def watch(loss: torch.Tensor, step: int) -> None:
         if step == 6:
-            weights.append({k: v.clone() for k, v in trainer.model.state_dict().items()})
+            weights.append(
+                {k: v.clone() for k, v in trainer.algorithm.student.state_dict().items()}
+            )
         original(loss, step)
 
     trainer.guard.watch = watch  # type: ignore[method-assign]
@@ -335,10 +337,10 @@ def test_bad_loss_stops_before_the_weights(tiny: MakeConfig, engine: str) -> Non
     draws = config.run_dir / "not_finite_step6_rank0.json"
     assert str(draws) in message
     assert json.loads(draws.read_text())["step"] == 6
-    after = trainer.model.state_dict()
-    for name, _ in trainer.model.named_parameters():
+    after = trainer.algorithm.student.state_dict()
+    for name, _ in trainer.algorithm.student.named_parameters():
         assert torch.equal(after[name], weights[0][name]), name
-    for tensor in trainer.ema.state_dict().values():
+    for tensor in trainer.algorithm.average.state_dict().values():
         assert torch.isfinite(tensor).all()
     for tensor in final_state(config)["ema"].values():
         assert torch.isfinite(tensor).all()

@@ -14,7 +14,7 @@ from simpro_fast.config import parse_config
 from simpro_fast.config.schema import TrainConfig
 from simpro_fast.errors import ConfigError
 from simpro_fast.methods import MethodOutput
-from simpro_fast.training.view_forward import ViewForward
+from simpro_fast.training.step import forward_views
 
 LABELED, IMAGES, VIEWS, CLASSES = 4, 10, 2, 3
 ROWS = [LABELED, IMAGES, VIEWS * IMAGES]
@@ -32,11 +32,10 @@ class RecordingEngine:
         self.module = module
         self.passes: list[tuple[int, bool]] = []
 
-    def forward(self, views: Tensor) -> Tensor:
+    def forward(self, views: Tensor) -> tuple[Tensor, None]:
         self.passes.append((len(views), torch.is_grad_enabled()))
         assert views.is_contiguous(memory_format=torch.channels_last)
-        logits: Tensor = self.module(views)
-        return logits
+        return self.module(views), None
 
 
 def network() -> nn.Module:
@@ -60,8 +59,8 @@ def run(
 ) -> tuple[MethodOutput, list[tuple[int, bool]]]:
     """One step up to the gradients; the passes it took."""
     engine: Any = RecordingEngine(model)
-    forward = ViewForward(engine, method, ROWS, MODES[mode])
-    labeled, weak, strong = forward(views)
+    passes = forward_views(engine, method, ROWS, MODES[mode], views)
+    labeled, weak, strong = (logits for logits, _ in passes)
     out: MethodOutput = method(labeled, torch.arange(LABELED) % CLASSES, weak, strong)
     out.loss.backward()
     return out, engine.passes

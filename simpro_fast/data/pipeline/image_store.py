@@ -44,7 +44,7 @@ class ImageStore:
     ) -> None:
         self._labeled, self._unlabeled = dataset.images, dataset.unlabeled_pool
         self._dataset_rows = split.labeled, split.unlabeled
-        self._own = len(split.labeled) - split.num_pseudo_labeled
+        self._own = len(split.own_labeled)
         self._side, self._device = dataset.image_size, device
         self._on_device: Tensor | None = None
         self._device_rows: tuple[np.ndarray, np.ndarray]

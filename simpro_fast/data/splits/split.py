@@ -21,6 +21,18 @@ LISTS = ("labeled", "unlabeled", "test")
 
 
 @dataclass(frozen=True, eq=False)
+class PseudoLabeled:
+    """Unlabeled images that a method has labeled and trains on as labeled ones."""
+
+    positions: np.ndarray
+    """int64 [P] in `Split.unlabeled`."""
+    labels: np.ndarray
+    """int64 [P], 0..K-1."""
+    since: int
+    """Step from which on they are labeled."""
+
+
+@dataclass(frozen=True, eq=False)
 class Split:
     """Dataset rows of one experiment; class-major and ascending unless they came from a file.
 
@@ -41,31 +53,35 @@ class Split:
     """Per class."""
     overlap: bool
     """Whether the unlabeled set holds the labeled images as well."""
-    pseudo_labels: np.ndarray | None = None
-    """int64 [P], of the last P labeled images, which a method took out of the unlabeled list and
-    labeled itself; None: it did not."""
+    pseudo_labeled: PseudoLabeled | None = None
+    """The last P labeled images, which a method has taken out of the unlabeled list; None: none."""
 
     def targets(self, dataset: ArrayDataset) -> np.ndarray:
         """int64 [N] labels of the labeled images, for training."""
-        own = len(self.labeled) - self.num_pseudo_labeled
-        found = dataset.labels[self.labeled[:own]]
-        return found if self.pseudo_labels is None else np.concatenate([found, self.pseudo_labels])
+        found = dataset.labels[self.own_labeled]
+        joined = self.pseudo_labeled
+        return found if joined is None else np.concatenate([found, joined.labels])
 
     @property
-    def num_pseudo_labeled(self) -> int:
-        """P."""
-        return 0 if self.pseudo_labels is None else len(self.pseudo_labels)
+    def own_labeled(self) -> np.ndarray:
+        """int64 [N - P] dataset rows of the labeled images that came with their label."""
+        joined = 0 if self.pseudo_labeled is None else len(self.pseudo_labeled.labels)
+        return self.labeled[: len(self.labeled) - joined]
 
-    def with_pseudo_labeled(self, positions: np.ndarray, labels: np.ndarray) -> Split:
+    def with_pseudo_labeled(self, joined: PseudoLabeled) -> Split:
         """This split with unlabeled images among the labeled ones, in place of earlier such.
 
-        Args:
-            positions: int64 [P] in `unlabeled`. labels: int64 [P], 0 .. K-1.
+        Raises:
+            IndexError, ValueError: they are of other lists, or their labels of other classes.
         """
-        own = self.labeled[: len(self.labeled) - self.num_pseudo_labeled]
-        return replace(
-            self, labeled=np.concatenate([own, self.unlabeled[positions]]), pseudo_labels=labels
-        )
+        classes = len(self.labeled_counts)
+        if (
+            len(joined.labels) != len(joined.positions)
+            or ((joined.labels < 0) | (joined.labels >= classes)).any()
+        ):
+            raise ValueError(f"pseudo-labels that are none of the {classes} classes")
+        labeled = np.concatenate([self.own_labeled, self.unlabeled[joined.positions]])
+        return replace(self, labeled=labeled, pseudo_labeled=joined)
 
     def hash(self) -> str:
         """sha256 over the little-endian int64 lists labeled, unlabeled, test."""

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import logging
-import resource
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save
-from torch import Tensor
 
-from simpro_fast.config import Config
-from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
-from simpro_fast.evaluation import Evaluation, many_medium_few
+from simpro_fast.evaluation import Evaluation, kl_divergence, many_medium_few
 from simpro_fast.inference.model_card import CARD, model_card
 from simpro_fast.inference.model_file import DESCRIPTION, WEIGHTS, ModelFile, shares
+from simpro_fast.methods import Method
 from simpro_fast.report import write_report
 from simpro_fast.report.groups import group_runs
 from simpro_fast.report.pictures import FOLDER, ViewsFigure, save_mistakes, save_views
@@ -26,18 +22,14 @@ from simpro_fast.report.runs import load_run
 from simpro_fast.report.terminal import print_summary
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.pictures import confident_mistakes
+from simpro_fast.training.setup import Setup
+from simpro_fast.training.state import History
+from simpro_fast.training.step import Step
 from simpro_fast.utils.atomic_write import replacing, write_atomically, write_json
 from simpro_fast.utils.machine import machine_name
 from simpro_fast.utils.provenance import library_versions
 
 logger = logging.getLogger(__name__)
-
-
-def peak_memory_mib(device: torch.device) -> float:
-    """Largest memory so far: of the GPU where there is one, else of the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def unsaved_end(step: int) -> str:
@@ -52,24 +44,14 @@ def unsaved_end(step: int) -> str:
 class TrainedRun:
     """All that the summary and the exported model say of a run."""
 
-    config: Config
-    dataset: ArrayDataset
-    split: Split
+    setup: Setup
+    algorithm: Step
     step: int
-    views_per_step: int
-    seconds: float
-    """Wall time of all processes that worked on this run."""
+    history: History
     evaluation: Evaluation | None
-    """Of the EMA weights as they are now; None without a test set."""
+    """Of the averaged weights as they are now; None without a test set."""
     heap: dict[str, Any] | None
     """Estimated class shares of the unlabeled images, see `training.evaluate.estimate_shares`."""
-    top1: list[float]
-    """Of every evaluation, percent, oldest first."""
-    pi_u: list[float]
-    phi: list[float]
-    loss_tau: float
-    """Of the method, see `PseudoLabelMethod.loss_tau`."""
-    kl_pi_u: float | None
     labeled_draws: list[int]
     """Labeled images drawn per class."""
     images_replaced: int
@@ -81,7 +63,6 @@ def write_results(
     run: RunDirectory,
     trained: TrainedRun,
     summary: dict[str, Any],
-    weights: dict[str, Tensor],
     views: ViewsFigure | None,
     *,
     finished: bool,
@@ -95,15 +76,16 @@ def write_results(
     Returns:
         the figures, PNG files.
     """
-    file = export_model(run, trained, weights)
-    write_atomically(run.path / CARD, model_card(file, summary, trained.dataset.name))
+    setup = trained.setup
+    file = export_model(run, trained)
+    write_atomically(run.path / CARD, model_card(file, summary, setup.dataset.name))
     print_summary(summary)
     written: list[Path] = []
     if views is not None:
         folder = run.path / FOLDER
         save_views(views, folder)
         if trained.evaluation is not None:
-            mistakes = confident_mistakes(trained.evaluation, trained.dataset, trained.split)
+            mistakes = confident_mistakes(trained.evaluation, setup.dataset, setup.split)
             save_mistakes(mistakes, folder)
         written = write_report(group_runs([load_run(run.path, summary)]), folder)
     for path in written:
@@ -116,8 +98,9 @@ def write_results(
 
 def summarise(trained: TrainedRun) -> dict[str, Any]:
     """The content of summary.json; accuracies in percent."""
-    config, split, evaluation = trained.config, trained.split, trained.evaluation
-    top1 = trained.top1 or ([evaluation.top1] if evaluation else [])
+    setup, history, evaluation = trained.setup, trained.history, trained.evaluation
+    config, split = setup.config, setup.split
+    top1 = history.top1 or ([evaluation.top1] if evaluation else [])
     per_class = evaluation.per_class if evaluation else None
     groups = many_medium_few(per_class or [None] * len(split.labeled_counts), split.labeled_counts)
     unlabeled = split.unlabeled_counts
@@ -132,18 +115,18 @@ def summarise(trained: TrainedRun) -> dict[str, Any]:
         "top1_best": max(top1, default=None),
         **_statistics(evaluation),
         "per_class": per_class,
-        "class_names": list(trained.dataset.class_names),
+        "class_names": list(setup.dataset.class_names),
         **groups,
         "heap": trained.heap,
-        "kl_pi_u": trained.kl_pi_u,
-        "pi_u": trained.pi_u,
+        "kl_pi_u": kl_of_estimate(trained.algorithm.method, split),
+        "pi_u": trained.algorithm.method.normalised_pi_u().tolist(),
         "pi_u_true": None if unlabeled is None else [c / sum(unlabeled) for c in unlabeled],
         "labeled_counts": list(split.labeled_counts),
         "labeled_draws": trained.labeled_draws,
         "unlabeled_counts": None if unlabeled is None else list(unlabeled),
         "images_replaced": trained.images_replaced,
-        "seconds": trained.seconds,
-        "images_per_second": trained.step * trained.views_per_step / trained.seconds,
+        "seconds": history.seconds,
+        "images_per_second": trained.step * setup.views_per_step / history.seconds,
         "commit": trained.commit,
         "machine": machine_name(),
     }
@@ -166,12 +149,19 @@ def _statistics(evaluation: Evaluation | None) -> dict[str, Any]:
     }
 
 
-def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tensor]) -> ModelFile:
+def kl_of_estimate(method: Method, split: Split) -> float | None:
+    """KL(true unlabeled distribution || estimate) in nats; None where the truth is unknown."""
+    counts = split.unlabeled_counts
+    return None if counts is None else kl_divergence(counts, method.normalised_pi_u())
+
+
+def export_model(run: RunDirectory, trained: TrainedRun) -> ModelFile:
     """`model.safetensors` and `model.json`: the EMA weights, float32, and what using them needs."""
-    config, dataset = trained.config, trained.dataset
+    setup, method = trained.setup, trained.algorithm.method
+    config, dataset = setup.config, setup.dataset
     saved = {
         name: (value.float() if value.is_floating_point() else value).contiguous().cpu()
-        for name, value in weights.items()
+        for name, value in trained.algorithm.network().state_dict().items()
     }
     with replacing(run.path / WEIGHTS) as file:
         file.write(save(saved))
@@ -183,11 +173,11 @@ def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tens
         image_size=dataset.image_size,
         mean=dataset.mean,
         std=dataset.std,
-        labeled_prior=shares(trained.split.labeled_counts),
-        labeled_counts=tuple(trained.split.labeled_counts),
-        phi=tuple(trained.phi),
-        pi_u=tuple(trained.pi_u),
-        tau=trained.loss_tau,
+        labeled_prior=shares(setup.split.labeled_counts),
+        labeled_counts=tuple(setup.split.labeled_counts),
+        phi=tuple(method.phi.tolist()),
+        pi_u=tuple(method.normalised_pi_u().tolist()),
+        tau=method.loss_tau,
         confusion=None if confusion is None else tuple(map(tuple, confusion.tolist())),
         temperature=None if trained.evaluation is None else trained.evaluation.temperature,
         step=trained.step,

@@ -1,0 +1,169 @@
+"""What a run is made of before anything is trained, and what is built from that alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import nn
+
+from simpro_fast.config import Config
+from simpro_fast.data.batch import BatchLayout, Loader, rank_layout
+from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.splits.split import Split
+from simpro_fast.distributed.process_group import Ranks
+from simpro_fast.engine.base import Engine, views_dtype, weight_dtype
+from simpro_fast.engine.compile import compile_method, require_compiler
+from simpro_fast.engine.plain import PlainEngine
+from simpro_fast.errors import ConfigError
+from simpro_fast.methods import Method, Needs, build_method, method_class, resolve_alpha
+from simpro_fast.methods.registry import setting_of
+from simpro_fast.models import (
+    PretrainedReport,
+    build_model,
+    convert_sync_batch_norm,
+    head_of,
+    load_pretrained,
+)
+from simpro_fast.utils.machine import cpu_cores
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One experiment on this rank: everything that stays as it is while the run goes on."""
+
+    config: Config
+    ranks: Ranks
+    dataset: ArrayDataset
+    split: Split
+    """As the configuration makes it; a method may label unlabeled images later, see `Trainer`."""
+
+    @cached_property
+    def needs(self) -> Needs:
+        """What the configured method asks for.
+
+        Raises:
+            ConfigError: the method is none, or cannot be trained as `train` says.
+        """
+        config = self.config
+        needs = method_class(config.method).needs(config.method)
+        if config.train.strong_forward == "confident" and not needs.confident:
+            raise ConfigError(
+                f"train.strong_forward=confident leaves out strong views that "
+                f"method.name={config.method.name} looks at; set train.strong_forward=all"
+            )
+        return needs
+
+    @cached_property
+    def layout(self) -> BatchLayout:
+        """Sizes of this rank's share of a step."""
+        config = self.config
+        return rank_layout(
+            config.data,
+            labeled_views=config.labeled_views,
+            strong_views=config.strong_views,
+            world_size=self.ranks.world_size,
+        )
+
+    @property
+    def micro_batches(self) -> int:
+        """Forward passes of a step on this rank."""
+        return self.config.micro_batches(self.ranks.world_size)
+
+    @property
+    def views_per_step(self) -> int:
+        """Over all ranks."""
+        return self.layout.rows * self.ranks.world_size
+
+    @cached_property
+    def alpha(self) -> float:
+        """`method.alpha`, resolved by the sizes of the whole sets and the global batch."""
+        sizes = len(self.split.labeled), len(self.split.unlabeled)
+        data = self.config.data
+        return resolve_alpha(self.config.method, *sizes, data.batch_size, data.mu)
+
+
+def build_student(setup: Setup, *, fresh: bool) -> tuple[nn.Module, PretrainedReport | None]:
+    """The network on the ranks' device, equal on all of them, and what `model.weights` filled.
+
+    Args:
+        fresh: False leaves `model.weights` alone, since a checkpoint holds the weights itself.
+    """
+    config, ranks, needs = setup.config, setup.ranks, setup.needs
+    model: nn.Module = build_model(
+        config.model,
+        setup.dataset.num_classes,
+        setup.dataset.image_size,
+        seed=config.seed,
+        heads=needs.heads,
+        branches=needs.branches,
+        with_features=bool(needs.features or needs.teacher or needs.head),
+    )
+    pretrained: PretrainedReport | None = None
+    if fresh and config.model.weights is not None:
+        pretrained = load_pretrained(model, config.model.weights)
+        ranks.agree_on({"file of model.weights": pretrained.sha256[:12]})
+    model = model.to(ranks.device, weight_dtype(config))
+    if ranks.world_size > 1 and config.distributed.sync_bn is True:
+        model = convert_sync_batch_norm(model)
+    ranks.broadcast_module(model)
+    return model, pretrained
+
+
+def build_engine(config: Config, student: nn.Module, ranks: Ranks) -> Engine:
+    """The engine that `distributed.engine` names. Moves the network to the ranks' device.
+
+    Raises:
+        UserError: DeepSpeed is asked for and cannot be imported.
+    """
+    if config.distributed.engine == "plain":
+        return PlainEngine(config, student, ranks)
+    from simpro_fast.engine.deepspeed import DeepSpeedEngine
+
+    return DeepSpeedEngine(config, student, ranks)
+
+
+def build_run_method(setup: Setup, student: nn.Module) -> Method:
+    """The method with the labeled counts of the split, on the ranks' device.
+
+    Raises:
+        UserError: `method.impl=compile` or `train.compile` on a CPU without a C++ compiler.
+    """
+    config, split = setup.config, setup.split
+    if config.method.impl == "compile":
+        require_compiler("method.impl=compile", "method.impl=auto", setup.ranks.device)
+    head = head_of(student)
+    setting = setting_of(
+        config,
+        labeled_counts=split.labeled_counts,
+        num_unlabeled=len(split.unlabeled),
+        features=head.in_features if isinstance(head, nn.Linear) else 0,
+        image_size=setup.dataset.image_size,
+        alpha=setup.alpha,
+    )
+    method = build_method(config.method, setting).to(setup.ranks.device)
+    compile_method(method, config)
+    return method
+
+
+def build_run_loader(
+    setup: Setup, split: Split, *, start_step: int, make_loader: Callable[..., Loader]
+) -> Loader:
+    """This rank's loader from `start_step` on; `make_loader` has `build_loader`'s signature."""
+    config, ranks = setup.config, setup.ranks
+    threads = config.train.data_threads or config.train.threads
+    return make_loader(
+        config.data,
+        setup.dataset,
+        split,
+        labeled_views=config.labeled_views,
+        strong_views=config.strong_views,
+        seed=config.seed,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        device=ranks.device,
+        start_step=start_step,
+        num_threads=threads or max(1, cpu_cores() // ranks.local_world_size),
+        dtype=views_dtype(config),
+    )

@@ -1,0 +1,264 @@
+"""One step of training: Algorithm 1 of the SimPro paper, and what it works on.
+
+`Step.step` is the whole of it. What makes it faster stands around it: torch.compile inside the
+network and the method (engine/compile), a CUDA graph of the whole step (training/step_graph),
+DeepSpeed behind `Engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from simpro_fast.config.schema import TrainConfig
+from simpro_fast.data.batch import Batch
+from simpro_fast.data.sampling.draws import uniforms
+from simpro_fast.engine.base import Engine, NetworkOutput, logits_and_features, views_dtype
+from simpro_fast.methods import Heads, Method, MethodOutput
+from simpro_fast.models import (
+    ModelEMA,
+    MultiHead,
+    average_buffers,
+    batch_norm_share,
+    first_rank_buffers,
+    head_of,
+    head_tensors,
+    plain_copy,
+)
+from simpro_fast.training.setup import Setup, build_engine, build_run_method, build_student
+
+VIEWS = ("labeled", "weak", "strong")
+
+
+class Step:
+    """Student, optimizer, average and method of a run, and the step that moves them.
+
+    Args:
+        setup: the experiment.
+        fresh: False leaves `model.weights` alone, since a checkpoint holds the weights itself.
+
+    Attributes:
+        engine: forward, backward and optimizer step of the student.
+        method: pseudo-labels, losses and priors.
+        average: of the student's weights; what is evaluated and exported.
+        pretrained: what `model.weights` filled; None: nothing.
+    """
+
+    def __init__(self, setup: Setup, *, fresh: bool) -> None:
+        config = setup.config
+        self.setup, self._needs = setup, setup.needs
+        student, self.pretrained = build_student(setup, fresh=fresh)
+        self.average = ModelEMA(student, config.train.ema_decay, warmup=config.train.ema_warmup)
+        self.engine: Engine = build_engine(config, student, setup.ranks)
+        self.method: Method = build_run_method(setup, student)
+        self._rows = setup.layout.part(setup.micro_batches).rows_by_kind
+        # Batch norms that each rank keeps for itself would part; synchronised ones are alike.
+        share = {"average_buffers": average_buffers, False: first_rank_buffers}
+        self._share_buffers = share.get(config.distributed.sync_bn)
+        own_rule = type(self.method).test_head is not Method.test_head
+        several = isinstance(head_of(student), MultiHead)
+        self._plain = plain_copy(self.average.module) if own_rule or several else None
+        side, device = setup.dataset.image_size, setup.ranks.device
+        image = torch.ones(1, 3, side, side, dtype=views_dtype(config), device=device)
+        image = image.contiguous(memory_format=torch.channels_last)
+        self._constant_images = [image * value for value in self._needs.constant_images]
+
+    @property
+    def student(self) -> nn.Module:
+        """The network that learns, not wrapped."""
+        return self.engine.module
+
+    def step(
+        self,
+        batch: Batch,
+        lr: float | Tensor,
+        decay: float | Tensor,
+        watch: Callable[[Tensor], None] | None = None,
+    ) -> MethodOutput:
+        """One iteration of Algorithm 1 on this rank's share of the global batch.
+
+        Args:
+            batch: views and labels of the step.
+            lr: learning rate of this step. decay: of the average; both numbers, or [].
+            watch: gets the loss [] before the weights move, to stop a step that went wrong.
+
+        Returns:
+            losses, pseudo-labels and class mass of the whole batch.
+        """
+        outputs: list[MethodOutput] = []
+        micro_batches = self.setup.micro_batches
+        for micro in batch.micro_batches(self.setup.layout, micro_batches):
+            # The averaged network's features, and logits of constant images, where a method asks.
+            given = self._teacher_features(micro.views) | self._constant_logits()
+            # Views to logits f(x), f(weak), f(strong).
+            passes = forward_views(
+                self.engine, self.method, self._rows, self.setup.config.train, micro.views
+            )
+            for view, (logits, features) in zip(VIEWS, passes, strict=True):
+                given[f"logits_{view}"] = logits
+                if view in self._needs.features:
+                    given[f"features_{view}"] = features
+            # E step: q = softmax(f(weak) + tau log pi_u), kept where max q >= threshold. Losses:
+            # alpha CE(f(x) + tau log phi, y) + CE(f(strong) + tau log phi, q). The kept class mass
+            # is counted for the M step, `end_period`.
+            out = self.method(targets=micro.targets, **given, **self._by_image(micro))
+            outputs.append(out)
+            if len(outputs) == micro_batches and watch is not None:
+                watch(MethodOutput.joined(outputs).loss)
+            self.engine.backward(out.loss)
+        self.engine.step(lr)
+        if self._share_buffers is not None:
+            self._share_buffers(self.student)
+        self.average.follow(decay)
+        return MethodOutput.joined(outputs)
+
+    def _by_image(self, batch: Batch) -> dict[str, Any]:
+        """What the method asks for besides logits and features."""
+        needs, found = self._needs, dict[str, Any]()
+        for kind in needs.positions:
+            found[f"{kind}_positions"] = getattr(batch, f"{kind}_positions")
+        if needs.uniforms:
+            found["uniform_labeled"] = batch.uniform_labeled
+            found["uniform_unlabeled"] = batch.uniform_unlabeled
+        if needs.head:
+            found["head"] = head_of(self.student)
+        return found
+
+    @torch.no_grad()
+    def _teacher_features(self, views: Tensor) -> dict[str, Any]:
+        """`teacher_labeled` and so on: features [rows, D] of the averaged network."""
+        asked = self._needs.teacher
+        if not asked:
+            return {}
+        blocks = dict(zip(VIEWS, views.split(self._rows), strict=True))
+        teacher, bf16 = self.average.module, self.setup.config.train.precision == "bf16"
+        dtype = next(teacher.parameters()).dtype
+        with torch.autocast(views.device.type, torch.bfloat16, enabled=bf16):
+            output = teacher(torch.cat([blocks[view] for view in asked]).to(dtype))
+        _, features = logits_and_features(output)
+        assert features is not None
+        parts = features.split([len(blocks[view]) for view in asked])
+        return {f"teacher_{view}": part for view, part in zip(asked, parts, strict=True)}
+
+    @torch.no_grad()
+    def _constant_logits(self) -> dict[str, Any]:
+        """`logits_constant`, of images that are one value in every pixel."""
+        if not self._constant_images:
+            return {}
+        # One by one, as batch norm would mix them; their share of its statistics is none.
+        with batch_norm_share(self.student, 0.0, first=True):
+            found = [self.engine.forward(image)[0] for image in self._constant_images]
+        return {"logits_constant": torch.cat(found)}
+
+    @torch.no_grad()
+    def network(self) -> nn.Module:
+        """What the run is judged by and leaves behind: the average under the method's test rule.
+
+        Returns:
+            float [n, 3, H, W] to logits [n, K], of the weights as they are now; evaluation mode.
+            For a method with one head and no rule of its own it is the average itself.
+        """
+        average = self.average.module
+        if self._plain is None:
+            return average
+        heads = Heads(*head_tensors(average, self.method.num_classes))
+        weight, bias = self.method.test_head(heads, average) or heads.plain(0)
+        state, head = average.state_dict(), head_of(self._plain)
+        assert isinstance(head, nn.Linear)
+        for name, tensor in self._plain.state_dict(keep_vars=True).items():
+            if tensor is not head.weight and tensor is not head.bias:
+                tensor.copy_(state[name])
+        head.weight.copy_(weight)
+        head.bias.copy_(bias)
+        return self._plain
+
+
+def forward_views(
+    engine: Engine, method: Method, rows: Sequence[int], train: TrainConfig, views: Tensor
+) -> list[NetworkOutput]:
+    """Labeled, weak and strong views through the network, in one pass or in two.
+
+    `weak_forward=concat` is the published recipe: one pass over all rows, so that batch norm
+    normalises them together and the weak rows, which carry no loss, still cost a backward pass
+    through its statistics.
+
+    `weak_forward=no_grad` runs the weak rows first, without a graph, and then the others. Each
+    pass is normalised by the statistics of its own rows. The running statistics move once per
+    step by the momentum of the network, towards the mean of both passes weighted by their rows,
+    as one pass would move them (short of the variance between the passes' means).
+
+    `strong_forward=confident` also leaves out the strong views that the loss will not look at:
+    after the weak pass the method says which images pass its threshold, and the second pass has
+    the labeled rows and the strong views of these images. The host waits once per step for their
+    number. Weights of the running statistics are those of `strong_forward=all`.
+
+    With several ranks every rank runs the same passes, so that the collectives of synchronised
+    batch norm match; its statistics are weighted by the ranks' rows.
+
+    Args:
+        rows: labeled (L*b), weak (m) and strong (V*m), the order of `views`.
+        train: `weak_forward`, `strong_forward`.
+        views: [L*b + (1+V)*m, 3, H, W].
+
+    Returns:
+        (logits [rows, ...], features or None) of each kind; with `strong_forward=confident` the
+        strong rows of images that fail the threshold are zeros.
+    """
+    if train.weak_forward == "concat":
+        logits, features = engine.forward(views)
+        parts = [None] * 3 if features is None else features.split(list(rows))
+        return list(zip(logits.split(list(rows)), parts, strict=True))
+    num_labeled, num_weak, num_strong = rows
+    first_strong, weak_share = num_labeled + num_weak, num_weak / sum(rows)
+    with torch.no_grad(), batch_norm_share(engine.module, weak_share, first=True):
+        weak = engine.forward(views[num_labeled:first_strong])
+    if train.strong_forward == "confident":
+        chosen = _confident_rows(method, weak[0], num_strong)
+        labeled_rows = torch.arange(num_labeled, device=chosen.device)
+        trained = take_rows(views, torch.cat([labeled_rows, first_strong + chosen]))
+    else:
+        trained = torch.cat([views[:num_labeled], views[first_strong:]])
+    with batch_norm_share(engine.module, 1 - weak_share, first=False):
+        logits, features = engine.forward(trained)
+    strong = logits[num_labeled:]
+    if train.strong_forward == "confident":
+        strong = strong.new_zeros(num_strong, *strong.shape[1:]).index_copy(0, chosen, strong)
+    if features is None:
+        return [(logits[:num_labeled], None), weak, (strong, None)]
+    return [(logits[:num_labeled], features[:num_labeled]), weak, (strong, features[num_labeled:])]
+
+
+def _confident_rows(method: Method, logits_weak: Tensor, num_strong: int) -> Tensor:
+    """Strong rows to run, int64, counted from the first strong one; view-major."""
+    mask = method.confident(logits_weak)
+    number = int(mask.sum())  # The one wait of this mode: shapes follow from it.
+    # Confident images first, each group in the order of the batch.
+    kept = mask.to(torch.uint8).argsort(descending=True, stable=True)[:number]
+    first_of_view = torch.arange(0, num_strong, len(mask), device=kept.device)
+    return (first_of_view[:, None] + kept).flatten()
+
+
+def take_rows(views: Tensor, rows: Tensor) -> Tensor:
+    """Rows of [R, C, H, W] in channels_last, which a plain index_select would lose."""
+    return views.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
+
+
+def with_uniforms(batch: Batch, setup: Setup) -> Batch:
+    """The batch with as many uniforms for each of its images as the method asks for."""
+    number, ranks, layout = setup.needs.uniforms, setup.ranks, setup.layout
+    if not number:
+        return batch
+    drawn = []
+    for kind, count in enumerate((layout.labeled, layout.unlabeled)):
+        start = ranks.rank * count
+        values = torch.from_numpy(
+            uniforms(setup.config.seed, batch.step, kind, start=start, count=count, each=number)
+        )
+        if ranks.device.type == "cuda":
+            values = values.pin_memory()
+        drawn.append(values.to(ranks.device, non_blocking=True))
+    return replace(batch, uniform_labeled=drawn[0], uniform_unlabeled=drawn[1])
