@@ -37,6 +37,7 @@ from torch import Tensor
 from simpro_fast.config import Config, load_config
 from simpro_fast.distributed.environment import check_launch
 from simpro_fast.distributed.process_group import start_ranks, stop_ranks
+from simpro_fast.engine.base import NetworkOutput
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.atomic_write import write_atomically
 from simpro_fast.utils.machine import machine_name
@@ -60,7 +61,7 @@ class CountingTrainer(Trainer):
         self.counted_steps = self.rows_forward = self.rows_backward = 0
         run = self.algorithm.engine.forward
 
-        def forward(views: Tensor) -> Tensor:
+        def forward(views: Tensor) -> NetworkOutput:
             self.rows_forward += len(views)
             self.rows_backward += len(views) * torch.is_grad_enabled()
             return run(views)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -207,6 +207,7 @@ def evaluate(
     world_size: int = 1,
     process_group: dist.ProcessGroup | None = None,
     temperature: bool = False,
+    between: Callable[[], None] | None = None,
 ) -> Evaluation:
     """Classify by argmax f(x), without logit adjustment (the paper's test rule), and count.
 
@@ -225,31 +226,34 @@ def evaluate(
         process_group: those ranks; None: all.
         temperature: fit it as well, to all images, or to every n-th where there are more than
             `TEMPERATURE_NUMBERS` logits.
+        between: see `network_logits`.
 
     Raises:
         UserError: no images, another number of labels, or a label outside 0..K-1.
     """
     targets = torch.as_tensor(labels, dtype=torch.int64)
     _check(images, targets, num_classes)
-    start, end = len(images) * rank // world_size, len(images) * (rank + 1) // world_size
-    dtype = next((p.dtype for p in model.parameters()), torch.float32)
-
     mistakes = ConfidentMistakes(device)
     tally = Tally(num_classes, device)
     every = -(-len(images) * num_classes // TEMPERATURE_NUMBERS)
     kept: list[Tensor] = []
-    was_training = model.training
-    model.eval()
-    for first in range(start, end, batch_size):
-        rows = slice(first, min(first + batch_size, end))
-        views = network_input(torch.as_tensor(images[rows]).to(device), mean, std, dtype)
-        logits = model(views)
+    outputs = network_logits(
+        model,
+        images,
+        mean=mean,
+        std=std,
+        device=device,
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+        between=between,
+    )
+    for rows, logits in outputs:
         target = targets[rows].to(device)
         tally.add(logits, target)
-        mistakes.add(logits, target, first)
+        mistakes.add(logits, target, rows.start)
         if temperature:
-            kept.append(logits[-first % every :: every].float().cpu())
-    model.train(was_training)
+            kept.append(logits[-rows.start % every :: every].float().cpu())
     if world_size > 1:
         tally.reduce(process_group)
         mistakes.reduce(world_size, process_group)
@@ -263,10 +267,62 @@ def evaluate(
         dist.all_reduce(value, group=process_group)
         return float(value)
 
+    start, end = share_of(len(images), rank, world_size)
     places = range(start + -start % every, end, every)
     logits = torch.cat(kept) if kept else torch.zeros(0, num_classes)
     fitted = fit_temperature(logits.numpy(), targets[list(places)].numpy(), total)
     return replace(tally.evaluation(fitted), mistakes=mistakes.found())
+
+
+def share_of(count: int, rank: int, world_size: int) -> tuple[int, int]:
+    """First image of a rank's share of so many, and the one after its last."""
+    return count * rank // world_size, count * (rank + 1) // world_size
+
+
+@torch.no_grad()
+def network_logits(
+    network: nn.Module,
+    images: np.ndarray | Tensor,
+    *,
+    mean: Sequence[float],
+    std: Sequence[float],
+    device: torch.device | str,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    between: Callable[[], None] | None = None,
+) -> Iterator[tuple[slice, Tensor]]:
+    """Run a network in evaluation mode over this rank's share of the images; its mode is restored.
+
+    Args:
+        network: from float [n, 3, H, W] of its weights' dtype to logits [n, K], on `device`.
+        images: uint8 [n, H, W, 3]; only slices of it are taken, a batch at a time. A slice may
+            give fewer images than asked for, where some cannot be read.
+        mean, std: per channel, on the 0..1 scale.
+        between: called before every batch, equally often on every rank, so that it may hold a
+            collective; what it raises ends the loop.
+
+    Yields:
+        places in `images`, and the logits of what is there.
+    """
+    start, end = share_of(len(images), rank, world_size)
+    largest = math.ceil(len(images) / world_size)
+    rounds = math.ceil(largest / batch_size)
+    dtype = next((p.dtype for p in network.parameters()), torch.float32)
+    was_training = network.training
+    network.eval()
+    try:
+        for first in range(start, start + rounds * batch_size, batch_size):
+            if between is not None:
+                between()
+            rows = slice(min(first, end), min(first + batch_size, end))
+            if rows.start == rows.stop:
+                continue
+            pixels = torch.as_tensor(images[rows])
+            if len(pixels):
+                yield rows, network(network_input(pixels.to(device), mean, std, dtype))
+    finally:
+        network.train(was_training)
 
 
 def network_input(

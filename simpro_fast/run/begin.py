@@ -27,6 +27,7 @@ def begin_run(
     pretrained: PretrainedReport | None,
     checkpoint: Path | None,
     step: int,
+    unfinished: bool,
 ) -> Loggers:
     """Fill the run directory on rank 0 and start its loggers; the others wait, and have none.
 
@@ -34,13 +35,14 @@ def begin_run(
         facts: for environment.json, besides versions and machine.
         pretrained: what `model.weights` filled.
         checkpoint: from which the run goes on, after `step` steps; None: it is a fresh one.
+        unfinished: the row of metrics of that step is still to be written.
     """
     loggers = Loggers()
     if ranks.is_main:
         if checkpoint is None:
             run.start(config, ranks, facts, None if pretrained is None else asdict(pretrained))
         else:
-            run.go_on(config, ranks, facts, checkpoint, step)
+            run.go_on(config, ranks, facts, checkpoint, step, unfinished=unfinished)
         save_split(split, run.path, dataset)
         fresh = checkpoint is None
         loggers = start_loggers(config, run.path, dataset.class_names, step, fresh=fresh)

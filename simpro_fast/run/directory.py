@@ -88,12 +88,23 @@ class RunDirectory:
             path.unlink(missing_ok=True)  # of an earlier start
         else:
             write_json(path, weights)
-        self._cut(0)
+        self._cut(0, rows_to=0)
 
     def go_on(
-        self, config: Config, ranks: Ranks, facts: dict[str, Any], checkpoint: Path, step: int
+        self,
+        config: Config,
+        ranks: Ranks,
+        facts: dict[str, Any],
+        checkpoint: Path,
+        step: int,
+        *,
+        unfinished: bool,
     ) -> None:
-        """Write the same for a run that goes on from `checkpoint`, and cut its metrics there."""
+        """Write the same for a run that goes on from `checkpoint`, and cut its metrics there.
+
+        Args:
+            unfinished: the row of this step is still to be written.
+        """
         logger.info("resumed from %s at step %d", checkpoint, step)
         self._describe(config, ranks, facts)
         own = checkpoint.resolve().parent == self.checkpoints.resolve()
@@ -104,7 +115,7 @@ class RunDirectory:
                 self.metrics,
                 step,
             )
-        self._cut(step)
+        self._cut(step, rows_to=step - unfinished)
 
     def _describe(self, config: Config, ranks: Ranks, facts: dict[str, Any]) -> None:
         write_atomically(self.path / "config.yaml", dump_config(config))
@@ -113,7 +124,7 @@ class RunDirectory:
     def append_metrics(self, row: dict[str, Any], on_error: str) -> None:
         """Add a row and those that could not be written before it: all of them, or none.
 
-        On disk when it returns, so that a checkpoint of this step never lacks its row.
+        On disk when it returns, so that no later checkpoint lacks it.
 
         Args:
             on_error: `checkpoint.on_error`; with `continue` a refusal is a warning.
@@ -153,7 +164,7 @@ class RunDirectory:
         last = f"last good checkpoint: {good[0]}" if good else "no checkpoint yet"
         return f"; {said}; {last}. Lower optim.lr or set optim.grad_clip"
 
-    def _cut(self, step: int) -> None:
+    def _cut(self, step: int, rows_to: int) -> None:
         """Put aside whatever was made after `step`: it is made again, perhaps differently."""
         self.summary.unlink(missing_ok=True)
         for path in list_checkpoints(self.checkpoints):
@@ -166,7 +177,7 @@ class RunDirectory:
         lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
         for number, line in enumerate(lines, start=1):
             try:
-                later = json.loads(line)["step"] > step
+                later = json.loads(line)["step"] > rows_to
             except (ValueError, TypeError, KeyError):
                 if number < len(lines):  # a killed run leaves at most its last line cut short
                     logger.warning("%s: line %d is damaged and left out", self.metrics, number)

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 # What `Trainer.state_dict` gives.
 STATE_PARTS: dict[str, type] = {
     "step": int,
-    **dict.fromkeys(("tensors", "per_rank", "config", "fingerprint"), dict),
+    **dict.fromkeys(("tensors", "per_rank", "row", "config", "fingerprint"), dict),
 }
 
 # In `fingerprint`, besides `data`, `split` and `weights`: see `ArrayDataset.files_state`.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.image_list import select
 from simpro_fast.data.sampling.draws import ShuffledOrder, Stream
 from simpro_fast.errors import UserError
 from simpro_fast.estimation.bayesian import bayesian_shares
-from simpro_fast.evaluation import Evaluation, evaluate, network_input
+from simpro_fast.evaluation import Evaluation, evaluate, network_logits
 from simpro_fast.training.setup import Setup
+
+Between = Callable[[], None] | None
 
 MOST_CLASSES = 200
 """Beyond, sampling takes minutes; `simpro-fast heap` does it when it is asked to."""
@@ -23,9 +25,17 @@ ENOUGH_R_HAT = 1.05
 
 
 def evaluate_split(
-    network: nn.Module, setup: Setup, *, temperature: bool = False
+    network: nn.Module,
+    setup: Setup,
+    *,
+    temperature: bool = False,
+    between: Between = None,
 ) -> Evaluation | None:
-    """Accuracy over all ranks, equal on each of them; None without test images."""
+    """Accuracy over all ranks, equal on each of them; None without test images.
+
+    Args:
+        between: called before every batch, equally often on every rank; it may raise.
+    """
     dataset, split, ranks = setup.dataset, setup.split, setup.ranks
     if not len(split.test):
         return None
@@ -42,11 +52,16 @@ def evaluate_split(
         rank=ranks.rank,
         world_size=ranks.world_size,
         temperature=temperature,
+        between=between,
     )
 
 
 def estimate_shares(
-    network: nn.Module, setup: Setup, evaluation: Evaluation | None
+    network: nn.Module,
+    setup: Setup,
+    evaluation: Evaluation | None,
+    *,
+    between: Between = None,
 ) -> dict[str, Any] | None:
     """Class shares of the unlabeled images with 95 % intervals, equal on all ranks.
 
@@ -63,10 +78,21 @@ def estimate_shares(
     if confusion is None or not count or dataset.num_classes > MOST_CLASSES:
         return None
     drawn = np.sort(ShuffledOrder(len(split.unlabeled), seed, Stream.HEAP)(0, count))
-    mine = split.unlabeled[drawn[ranks.rank :: ranks.world_size]]
-    images = select(dataset.unlabeled_pool, mine)
-    size = config.evaluate.batch_size
-    predicted = ranks.sum(_predicted_counts(network, images, dataset, ranks.device, size))
+    outputs = network_logits(
+        network,
+        cast(np.ndarray, _Readable(select(dataset.unlabeled_pool, split.unlabeled[drawn]))),
+        mean=dataset.mean,
+        std=dataset.std,
+        device=ranks.device,
+        batch_size=config.evaluate.batch_size,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        between=between,
+    )
+    predicted = torch.zeros(dataset.num_classes, dtype=torch.int64, device=ranks.device)
+    for _, logits in outputs:
+        predicted += logits.argmax(dim=1).bincount(minlength=len(predicted))
+    predicted = ranks.sum(predicted)
     seen = int(predicted.sum())
     if not seen:
         return None
@@ -86,26 +112,17 @@ def estimate_shares(
     }
 
 
-@torch.no_grad()
-def _predicted_counts(
-    network: nn.Module,
-    images: np.ndarray,
-    dataset: ArrayDataset,
-    device: torch.device,
-    batch_size: int,
-) -> torch.Tensor:
-    """int64 [K] on the device: images by argmax f(x), the rule of the test."""
-    counts = torch.zeros(dataset.num_classes, dtype=torch.int64, device=device)
-    dtype = next((p.dtype for p in network.parameters()), torch.float32)
-    was_training = network.training
-    network.eval()
-    for first in range(0, len(images), batch_size):
-        pixels = _readable(images, first, min(first + batch_size, len(images)))
-        views = network_input(torch.as_tensor(pixels).to(device), dataset.mean, dataset.std, dtype)
-        if len(views):
-            counts += network(views).argmax(dim=1).bincount(minlength=len(counts))
-    network.train(was_training)
-    return counts
+class _Readable:
+    """Images of which a slice leaves out what is damaged or gone."""
+
+    def __init__(self, images: np.ndarray) -> None:
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return _readable(self._images, rows.start, rows.stop)
 
 
 def _readable(images: np.ndarray, first: int, end: int) -> np.ndarray:

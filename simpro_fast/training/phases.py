@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from simpro_fast.config import Config
 from simpro_fast.data.datasets.image_list import select
 from simpro_fast.data.splits.split import PseudoLabeled, Split
-from simpro_fast.evaluation import network_input
+from simpro_fast.evaluation import network_logits, share_of
 from simpro_fast.methods import Change, Method
 from simpro_fast.methods.needs import Kind
 from simpro_fast.models import head_of
@@ -26,18 +28,27 @@ def rate_course(config: Config, method: Method, step: int) -> tuple[int, int]:
     return step - first, (total if end + period > total else end) - first
 
 
-def begin_phase(algorithm: Step, setup: Setup, split: Split, phase: int, step: int) -> Split:
+def begin_phase(
+    algorithm: Step,
+    setup: Setup,
+    split: Split,
+    phase: int,
+    step: int,
+    between: Callable[[], None],
+) -> Split:
     """Do what the method does and asks for before the first step of a new phase.
 
     Args:
         split: as it has been so far.
+        between: called before every batch of images that the method looks at; may raise.
 
     Returns:
         the split from here on; another one where unlabeled images have joined the labeled ones.
     """
     method = algorithm.method
     method.phase = phase
-    change = method.enter_phase(phase, PhaseNetwork(algorithm, setup, split)) or Change()
+    tools = PhaseNetwork(algorithm, setup, split, between)
+    change = method.enter_phase(phase, tools) or Change()
     if change.fresh_network:
         fresh, _ = build_student(setup, fresh=True)
         weights = fresh.state_dict()
@@ -52,10 +63,12 @@ def begin_phase(algorithm: Step, setup: Setup, split: Split, phase: int, step: i
 class PhaseNetwork:
     """The network as it is at the end of a phase; implements `PhaseTools`."""
 
-    def __init__(self, algorithm: Step, setup: Setup, split: Split) -> None:
+    def __init__(
+        self, algorithm: Step, setup: Setup, split: Split, between: Callable[[], None]
+    ) -> None:
         self.network: nn.Module = algorithm.average.module
         self._predicting = algorithm.network()
-        self._setup, self._split = setup, split
+        self._setup, self._split, self._between = setup, split, between
 
     def logits(self, kind: Kind) -> Tensor:
         return self._run(kind)[1]
@@ -66,7 +79,6 @@ class PhaseNetwork:
     def labels(self) -> Tensor:
         return torch.from_numpy(self._split.targets(self._setup.dataset))
 
-    @torch.no_grad()
     def _run(self, kind: Kind) -> tuple[Tensor, Tensor]:
         """Features and logits of one list, this rank's share computed and the others' gathered."""
         dataset, network, ranks = self._setup.dataset, self._predicting, self._setup.ranks
@@ -77,36 +89,30 @@ class PhaseNetwork:
         )
         seen: list[Tensor] = []
         hook = head_of(network).register_forward_pre_hook(lambda _, x: seen.append(x[0].float()))
-        was_training = network.training
-        network.eval()
-        dtype = next(network.parameters()).dtype
-        chosen, (start, end) = select(images, rows), _share(len(rows), ranks.rank, ranks.world_size)
-        logits: list[Tensor] = []
-        size = self._setup.config.evaluate.batch_size
+        outputs = network_logits(
+            network,
+            select(images, rows),
+            mean=dataset.mean,
+            std=dataset.std,
+            device=ranks.device,
+            batch_size=self._setup.config.evaluate.batch_size,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            between=self._between,
+        )
         try:
-            for first in range(start, end, size):
-                pixels = chosen[slice(first, min(first + size, end))]
-                views = network_input(
-                    torch.as_tensor(pixels).to(ranks.device), dataset.mean, dataset.std, dtype
-                )
-                logits.append(network(views).float())
+            logits = [part.float() for _, part in outputs]
         finally:
             hook.remove()
-            network.train(was_training)
         return self._all(seen, len(rows)), self._all(logits, len(rows))
 
     def _all(self, parts: list[Tensor], count: int) -> Tensor:
         """Rows [count, n] of all ranks, on the CPU."""
         ranks = self._setup.ranks
-        shares = [_share(count, rank, ranks.world_size) for rank in range(ranks.world_size)]
+        shares = [share_of(count, rank, ranks.world_size) for rank in range(ranks.world_size)]
         sizes = [end - start for start, end in shares]
         mine = torch.cat(parts)
         padded = mine.new_zeros(max(sizes), mine.shape[1])
         padded[: len(mine)] = mine
         gathered = ranks.gather(padded.flatten()).view(ranks.world_size, *padded.shape).cpu()
         return torch.cat([rows[:size] for rows, size in zip(gathered, sizes, strict=True)])
-
-
-def _share(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """First image of a rank's share of so many, and the one after its last."""
-    return count * rank // world_size, count * (rank + 1) // world_size

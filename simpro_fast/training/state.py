@@ -4,6 +4,7 @@ step        int, steps trained
 tensors     {name: tensor}, equal on all ranks: `model/...`, `average/...`, `method/...`,
             `optimizer/<slot>/<weight>`, `history/...`, `phase`, `pseudo_labeled/...`
 per_rank    {name: [ranks, n]}, counts since the last update of the priors
+row         metrics of a period that has ended and is not evaluated yet, else {}
 config      the resolved configuration
 fingerprint digests of data, split, files and initial weights
 """

@@ -62,6 +62,12 @@ class StepGuard:
         elif answers.any().item():  # the one read of a usual step
             self._obey(answers, step)
 
+    def asked_to_stop(self) -> bool:
+        """Whether any rank has been asked, now; a collective, so every rank calls it."""
+        asked = torch.tensor([float(self._stop_requested())], device=self._ranks.device)
+        self.stop_agreed = self.stop_agreed or bool(self._ranks.sum(asked).item())
+        return self.stop_agreed
+
     def settle(self) -> None:
         """Obey the answers of the last step watched, if that has not been done.
 

@@ -108,7 +108,10 @@ class Trainer:
         self.meter = Meter(ranks.device, dataset.num_classes)
         self.step = 0
         """Steps trained."""
-        self._saved = True  # the checkpoint of the last turn, if there was one
+        self.row: dict[str, Any] | None = None
+        """Metrics of a period that has ended and is not evaluated yet."""
+        self._saved_step: int | None = None
+        """Step of the newest checkpoint; None: there is none, or it could not be saved."""
         self.history = History()
         self.last_evaluation: Evaluation | None = None
         self.stopwatch = Stopwatch()
@@ -117,6 +120,7 @@ class Trainer:
         if found is not None:
             load = self.load_state_dict
             checkpoint = load_state(found, load, config, self.fingerprint, ranks)
+            self._saved_step = self.step
         self._follow_split(self.split)
         if write:
             self.loggers = begin_run(
@@ -129,6 +133,7 @@ class Trainer:
                 pretrained=pretrained,
                 checkpoint=checkpoint,
                 step=self.step,
+                unfinished=self.row is not None,
             )
         self.progress = build_progress(
             config.log.progress, config.train.steps, self.setup.views_per_step, main=ranks.is_main
@@ -173,6 +178,8 @@ class Trainer:
         self.progress.begin(self.step)
         watchdog.begin(self.step)
         with closing(self.progress), self._explained(), step_profiler(trace) as profiler:
+            if self.row is not None:
+                self._finish_period()
             while self.step < config.train.steps:
                 self.train_step()
                 watchdog.step_done(self.step)
@@ -181,16 +188,17 @@ class Trainer:
                 self.history.seconds = seconds_before + time.perf_counter() - started
                 last, stop = self.step == config.train.steps, self.guard.stop_agreed
                 if self.step % config.train.period == 0 or last:
-                    with watchdog.phase("evaluation"):
-                        self._finish_period(last)
-                saved = None
+                    self._end_period()
+                # Before the evaluation, which may take longer than a stop has time for: a run
+                # that goes on from here evaluates first.
                 if self.step % config.checkpoint.every == 0 or last or stop:
-                    with watchdog.phase("saving"):
-                        saved = self.save()
-                if stop and not last:
-                    raise Preempted(saved, agreed=True)
-        with watchdog.phase("finishing"):
-            return self._finish()
+                    self.save()
+                if stop:
+                    raise self._preempted()
+                if self.row is not None:
+                    self._finish_period()
+            with watchdog.phase("finishing"):
+                return self._finish()
 
     def announce(self) -> None:
         """Device, ranks, batches and split, on rank 0."""
@@ -204,42 +212,70 @@ class Trainer:
             pretrained=self.algorithm.pretrained,
         )
 
-    def _finish_period(self, last: bool) -> None:
-        """The M step (pi_u and phi), evaluation and one row of metrics."""
+    def _end_period(self) -> None:
+        """The M step (pi_u and phi), and the row of metrics but for its evaluation."""
         self.guard.settle()
         setup, method = self.setup, self.algorithm.method
-        config, row = setup.config, self.meter.finish(setup.ranks)
+        config, averages = setup.config, self.meter.finish(setup.ranks)
         if self.step % config.train.period == 0:
             method.end_period()
-        evaluation = None
-        if last or self.step % (config.train.period * config.evaluate.every) == 0:
-            self.last_evaluation = evaluation = self.evaluate(temperature=last)
-            if evaluation is not None:
-                self.history.top1.append(evaluation.top1)
         period = -(-self.step // config.train.period)
         first = (period - 1) * config.train.period
-        metrics = {
+        self.row = {
             "step": self.step,
             "period": period,
             "lr": learning_rate(config.optim, *rate_course(config, method, self.step - 1)),
-            **row,
+            **averages,
             "labeled_draws": self.labeled_draws.counts(first, self.step),
             "pi_u": method.normalised_pi_u().tolist(),
             "phi": method.phi.tolist(),
             "kl_pi_u": kl_of_estimate(method, setup.split),
-            "top1": evaluation.top1 if evaluation else None,
-            "top1_class_mean": evaluation.top1_class_mean if evaluation else None,
-            "per_class": evaluation.per_class if evaluation else None,
+            "top1": None,
+            "top1_class_mean": None,
+            "per_class": None,
             "images_per_second": self.stopwatch.views_per_second(setup.views_per_step),
             "data_wait_fraction": self.stopwatch.wait_fraction(),
             "peak_memory_mib": peak_memory_mib(setup.ranks.device),
         }
         self.stopwatch = Stopwatch()
-        self._threshold_watch.period(row["mask_rate"])
+        self._threshold_watch.period(averages["mask_rate"])
+
+    def _finish_period(self) -> None:
+        """Evaluate where it is due, and write the row of metrics.
+
+        Raises:
+            Preempted: some rank was asked to stop; the checkpoint holds the row as it was.
+        """
+        assert self.row is not None
+        config, row = self.setup.config, self.row
+        last = self.step == config.train.steps
+        if last or self.step % (config.train.period * config.evaluate.every) == 0:
+            with self.watchdog.phase("evaluation"):
+                self.last_evaluation = found = self.evaluate(temperature=last)
+            if found is not None:
+                self.history.top1.append(found.top1)
+                measured = {"top1": found.top1, "top1_class_mean": found.top1_class_mean}
+                row = {**row, **measured, "per_class": found.per_class}
+        self.row = None
         self._show_progress(row["loss"] or 0.0, row["mask_rate"] or 0.0)
         if self._writes:
-            self.run.append_metrics(metrics, config.checkpoint.on_error)
-            self.loggers.write(metrics)
+            self.run.append_metrics(row, config.checkpoint.on_error)
+            self.loggers.write(row)
+
+    def _look_for_a_stop(self) -> None:
+        """Between two batches of work that is not training; every rank calls it together.
+
+        Raises:
+            Preempted: some rank was asked to stop; a checkpoint of this step is there.
+        """
+        if self.guard.asked_to_stop():
+            raise self._preempted()
+
+    def _preempted(self) -> Preempted:
+        if self._saved_step != self.step:
+            self.save()
+        saved = self.step if self._saved_step == self.step else None
+        return Preempted(saved, agreed=True)
 
     def _show_progress(self, loss: float, mask_rate: float) -> None:
         top1 = self.history.top1[-1] if self.history.top1 else None
@@ -251,7 +287,12 @@ class Trainer:
 
         None where there is no test set, as with own images without val.
         """
-        return evaluate_split(self.algorithm.network(), self.setup, temperature=temperature)
+        return evaluate_split(
+            self.algorithm.network(),
+            self.setup,
+            temperature=temperature,
+            between=self._look_for_a_stop,
+        )
 
     def _begin_phase(self) -> None:
         """Before the first step of a new phase: what the method does there, and asks for."""
@@ -259,9 +300,12 @@ class Trainer:
         phase = method.phase_at(self.step // self.setup.config.train.period)
         if phase == method.phase:
             return
+        if self._saved_step != self.step:
+            self.save()  # what follows may look at every image, and can be stopped
         with self.watchdog.phase("a new phase of the method"):
             self.guard.settle()
-            split = begin_phase(self.algorithm, self.setup, self.split, phase, self.step)
+            look = self._look_for_a_stop
+            split = begin_phase(self.algorithm, self.setup, self.split, phase, self.step, look)
             if split is not self.split:
                 self.loader.close()
                 self._follow_split(split)
@@ -288,6 +332,7 @@ class Trainer:
             "step": self.step,
             "tensors": run_tensors(self.algorithm, self.history, self.split),
             "per_rank": gather_counts(counts, self.setup.ranks),
+            "row": self.row or {},
             "config": self.setup.config.model_dump(mode="json"),
             "fingerprint": self.fingerprint,
         }
@@ -304,25 +349,25 @@ class Trainer:
         scatter_counts(state["per_rank"], counts, self.setup.ranks)
         self.fingerprint = {**state["fingerprint"], **self.fingerprint}
         self.step = state["step"]
-        self.history = load_history(state["tensors"])
+        self.history, self.row = load_history(state["tensors"]), state["row"] or None
 
-    def save(self) -> int | None:
+    def save(self) -> None:
         """Checkpoint of this step. Every rank calls it, since rank-local state is gathered.
 
-        Returns:
-            the step if it was saved; None if it was not, as `checkpoint.on_error=continue` allows.
+        With `checkpoint.on_error=continue` a disk that refuses it is a warning.
 
         Raises:
             UserError: the weights are not finite, or the disk is full; nothing is overwritten.
         """
         if not self.write:
-            return None
-        self.guard.settle()
-        state, setup = self.state_dict(), self.setup
-        refuse_non_finite(state["tensors"], self.step)
-        folder = self.run.checkpoints
-        self._saved = save_on_main(folder, state, setup.config.checkpoint, setup.ranks)
-        return self.step if self._saved else None
+            return
+        with self.watchdog.phase("saving"):
+            self.guard.settle()
+            state, setup = self.state_dict(), self.setup
+            refuse_non_finite(state["tensors"], self.step)
+            folder = self.run.checkpoints
+            saved = save_on_main(folder, state, setup.config.checkpoint, setup.ranks)
+            self._saved_step = self.step if saved else None
 
     def _finish(self) -> dict[str, Any]:
         """Summary of the trained run; on rank 0 also its files and the table on the terminal.
@@ -342,22 +387,25 @@ class Trainer:
             step=self.step,
             history=self.history,
             evaluation=evaluation,
-            heap=estimate_shares(self.algorithm.network(), setup, evaluation),
+            heap=estimate_shares(
+                self.algorithm.network(), setup, evaluation, between=self._look_for_a_stop
+            ),
             labeled_draws=self.labeled_draws.counts(since, self.step),
             images_replaced=int(ranks.sum(replaced.to(ranks.device)).item()),
             commit=self.commit,
         )
         summary = summarise(trained)
+        finished = self._saved_step == self.step or not self.write
         if self._writes:
             views = None
             if setup.config.log.figures:
                 batch, draws = self.loader.next(self.step), self.loader.describe(self.step)
                 views = views_figure(batch, draws, setup.layout, setup.dataset)
-            figures = write_results(self.run, trained, summary, views, finished=self._saved)
+            figures = write_results(self.run, trained, summary, views, finished=finished)
             self.loggers.figures(figures, self.step)
-            self.loggers.close(self.step, finished=self._saved)
-        ranks.barrier()
-        if self.write and not self._saved:
+            self.loggers.close(self.step, finished=finished)
+        # No barrier: what rank 0 writes may take longer than the others may wait in a collective.
+        if not finished:
             raise (UserError if ranks.is_main else PeerError)(unsaved_end(self.step))
         return summary
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from simpro_fast.config import Config
 from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
-from tests.equality import assert_bit_equal
+from tests.equality import assert_bit_equal, without_clock
 
 # What depends on the clock, the place or the number of processes that worked on a run.
-NOT_COMPARED = ("seconds", "config")
 NOT_COMPARED_METRICS = ("images_per_second", "data_wait_fraction", "peak_memory_mib")
 
 
@@ -33,6 +32,6 @@ def outcome(config: Config) -> Outcome:
     state = read_checkpoint(list_checkpoints(config.run_dir / "checkpoints")[0])
     rows = [json.loads(r) for r in (config.run_dir / "metrics.jsonl").read_text().splitlines()]
     return Outcome(
-        {k: v for k, v in state.items() if k not in NOT_COMPARED},
+        without_clock(state),
         [{k: v for k, v in row.items() if k not in NOT_COMPARED_METRICS} for row in rows],
     )

@@ -15,8 +15,10 @@ from simpro_fast.config import Config, parse_config
 from simpro_fast.data.batch import Batch, Loader
 from simpro_fast.data.loader import build_loader
 from simpro_fast.distributed.process_group import Ranks, start_ranks
+from simpro_fast.training.results import kl_of_estimate
 from simpro_fast.training.trainer import Trainer
 from tests.distributed.gloo_ranks import run_ranks
+from tests.equality import by_part
 
 
 def start(config: Config, rank: int, world_size: int) -> Ranks:
@@ -76,16 +78,17 @@ def train(
         losses.append([])
         trainer.train_step()
         if trainer.step % config.train.period == 0:
-            trainer._finish_period(last=False)
+            trainer._end_period()
+            trainer._finish_period()
         method = trainer.algorithm.method
         counts = ranks.sum(torch.stack([method.labeled_count, method.unlabeled_mass]))
         priors.append(torch.cat([method.pi_u[None], method.phi[None], counts]))
-        known = trainer.kl_pi_u()
+        known = kl_of_estimate(method, trainer.setup.split)
         kl.append(math.nan if known is None else known)
     trainer.save()
-    state = trainer.state_dict()
+    state = by_part(trainer.state_dict())
     trainer.close()
-    shared = [*state["model"].values(), *state["ema"].values(), *priors]
+    shared = [*state["model"].values(), *state["average"].values(), *priors]
     checksum = 0
     for tensor in shared if world_size > 1 else ():
         checksum = zlib.crc32(tensor.contiguous().numpy(), checksum)

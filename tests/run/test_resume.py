@@ -42,43 +42,6 @@ def saved(tiny: MakeConfig) -> MakeConfig:
     return tiny
 
 
-def test_a_checkpoint_with_a_key_that_is_gone_goes_on(saved: MakeConfig) -> None:
-    config = saved({"checkpoint.every": 2})
-    newest = list_checkpoints(config.run_dir / "checkpoints")[0]
-    state = read_checkpoint(newest)
-    state["config"]["data"]["steps_per_fetch"] = 1
-    torch.save(state, newest)
-    assert start(config) == 4
-
-
-def test_a_checkpoint_without_counts_per_class_goes_on(saved: MakeConfig) -> None:
-    config = saved({"checkpoint.every": 2})
-    newest = list_checkpoints(config.run_dir / "checkpoints")[0]
-    state = read_checkpoint(newest)
-    state["accumulators"] = state["accumulators"][:, : -4 * 10]
-    torch.save(state, newest)
-    trainer = Trainer(config, start_ranks(config))
-    assert trainer.step == 4 and trainer.meter.sums[-1] == 4
-    assert trainer.meter.class_sums.sum() == 0
-    trainer.close()
-
-
-def test_a_checkpoint_of_before_methods_had_keys_of_their_own_goes_on(saved: MakeConfig) -> None:
-    """`method.recipe` for `variant`, no phase, `hard` left open; FixMatch had SimPro's keys."""
-    config = saved({"method.name": "fixmatch", "checkpoint.every": 2})
-    newest = list_checkpoints(config.run_dir / "checkpoints")[0]
-    state = read_checkpoint(newest)
-    method = state["config"]["method"]
-    method["recipe"], method["hard"] = method.pop("variant"), None
-    assert {"tau", "adjust_loss", "adjust_pseudo_labels"} <= method.keys()  # of the SimPro run
-    for key in ("calibrated", "phi_counts", "prior_rows", "hold_prior", "grow_momentum"):
-        del method[key]  # younger
-    method["name"] = "fixmatch"
-    del state["phase"], state["pseudo_labeled"]
-    torch.save(state, newest)
-    assert start(config) == 4
-
-
 def test_the_table_in_the_docs_is_what_the_keys_declare() -> None:
     rows = re.findall(
         r"^\| \*\*(\w+)\*\*.*\| ([^|]*) \|$", (ROOT / "docs/survival.md").read_text(), re.M
@@ -127,34 +90,50 @@ def spoil(config: Config, change: Callable[[dict[str, Any]], object]) -> Path:
     return path
 
 
-def _first_weight(state: dict[str, Any]) -> str:
-    return next(name for name, value in state["model"].items() if value.dim() > 1)
+def _first(state: dict[str, Any], part: str) -> str:
+    """The name of the first matrix of a part."""
+    tensors = state["tensors"].items()
+    return next(name for name, value in tensors if name.startswith(part) and value.dim() > 1)
+
+
+def _joined(position: int, label: int) -> Callable[[dict[str, Any]], object]:
+    """One pseudo-labeled image."""
+    values = {"positions": [position], "labels": [label], "since": 2}
+    named = {f"pseudo_labeled/{name}": torch.tensor(value) for name, value in values.items()}
+    return lambda state: state["tensors"].update(named)
 
 
 WRONG: dict[str, Callable[[dict[str, Any]], object]] = {
-    "part missing": lambda state: state.pop("ema"),
-    "part of another type": lambda state: state.update(model=[1, 2]),
-    "weight missing": lambda state: state["model"].pop(_first_weight(state)),
-    "weight of another shape": lambda state: state["ema"].update(
-        {_first_weight(state): torch.zeros(3)}
+    "part missing": lambda state: state.pop("tensors"),
+    "part of another type": lambda state: state.update(per_rank=[1, 2]),
+    "no tensor": lambda state: state["tensors"].update(phase="second"),
+    "weight missing": lambda state: state["tensors"].pop(_first(state, "model/")),
+    "average missing": lambda state: state["tensors"].pop(_first(state, "average/")),
+    "weight of another shape": lambda state: state["tensors"].update(
+        {_first(state, "average/"): torch.zeros(3)}
     ),
-    "optimizer of another shape": lambda state: state["optimizer"][_first_weight(state)].update(
-        momentum_buffer=torch.zeros(3)
+    "optimizer of another shape": lambda state: state["tensors"].update(
+        {_first(state, "optimizer/"): torch.zeros(3)}
     ),
-    "optimizer of other weights": lambda state: state["optimizer"].update(other={}),
-    "prior of another length": lambda state: state["method"].update(pi_u=torch.zeros(3).double()),
-    "counts of another length": lambda state: state.update(accumulators=torch.zeros(1, 3)),
-    "heads of another method": lambda state: state["model"].update(
-        {"head.weight": torch.zeros(20, 128), "head.bias": torch.zeros(20)}
+    "optimizer of other weights": lambda state: state["tensors"].update(
+        {"optimizer/momentum_buffer/other": torch.zeros(3)}
     ),
-    "phase that is none": lambda state: state.update(phase="second"),
-    "labels of no class": lambda state: state.update(
-        pseudo_labeled={"since": 2, "positions": torch.tensor([3]), "labels": torch.tensor([10])}
+    "prior of another length": lambda state: state["tensors"].update(
+        {"method/pi_u": torch.zeros(3).double()}
     ),
-    "joined images of another list": lambda state: state.update(
-        pseudo_labeled={"since": 2, "positions": torch.tensor([9**9]), "labels": torch.tensor([1])}
+    "counts of another length": lambda state: state["per_rank"].update(
+        {"method/labeled_count": torch.zeros(1, 3).double()}
     ),
-    "weights not finite": lambda state: state["ema"][_first_weight(state)].fill_(torch.nan),
+    "counts missing": lambda state: state["per_rank"].pop("meter/sums"),
+    "heads of another method": lambda state: state["tensors"].update(
+        {"model/head.weight": torch.zeros(20, 128), "model/head.bias": torch.zeros(20)}
+    ),
+    "phase that is none": lambda state: state["tensors"].update(phase=torch.zeros(2)),
+    "labels of no class": _joined(3, 10),
+    "joined images of another list": _joined(9**9, 1),
+    "weights not finite": lambda state: state["tensors"][_first(state, "average/")].fill_(
+        torch.nan
+    ),
     "unknown key": lambda state: state["config"]["optim"].update(lrr=1.0),
 }
 

@@ -18,6 +18,7 @@ from simpro_fast.distributed.process_group import Ranks, start_ranks
 from simpro_fast.errors import UserError
 from simpro_fast.inference.model_file import read_model_file
 from simpro_fast.training.evaluate import _readable, estimate_shares, evaluate_split
+from simpro_fast.training.setup import Setup
 from simpro_fast.training.trainer import Trainer
 from tests.conftest import TINY
 from tests.data.toy_split import make_dataset
@@ -71,8 +72,9 @@ def heap_of(rank: int, world_size: int, most: int = 20_000) -> dict[str, Any] | 
     split = with_counts(everything[:0], everything, everything[::2], dataset, False)
     ranks = Ranks(rank, rank, world_size, world_size, torch.device("cpu"))
     config = parse_config({**TINY, "evaluate": {"heap_images": most, "batch_size": 7}})
-    evaluation = evaluate_split(ByRed(), dataset, split, ranks, 16)
-    return estimate_shares(ByRed(), dataset, split, ranks, evaluation, config)
+    setup = Setup(config, ranks, dataset, split)
+    evaluation = evaluate_split(ByRed(), setup)
+    return estimate_shares(ByRed(), setup, evaluation)
 
 
 def test_several_ranks_estimate_what_one_does() -> None:
@@ -88,9 +90,9 @@ def test_without_a_test_set_there_is_no_estimate() -> None:
     dataset, ranks = make_dataset([6, 3]), Ranks(0, 0, 1, 1, torch.device("cpu"))
     rows = np.arange(9)
     split = with_counts(rows[:2], rows[2:], rows[:0], dataset, False)
-    assert evaluate_split(ByRed(), dataset, split, ranks, 16) is None
-    config = parse_config(TINY)
-    assert estimate_shares(ByRed(), dataset, split, ranks, None, config) is None
+    setup = Setup(parse_config(TINY), ranks, dataset, split)
+    assert evaluate_split(ByRed(), setup) is None
+    assert estimate_shares(ByRed(), setup, None) is None
 
 
 class Damaged:
@@ -118,6 +120,6 @@ def test_images_of_the_published_unlabeled_part_are_looked_at() -> None:
     split = with_counts(rows[:4], np.arange(50), rows, dataset, False)
     ranks, config = Ranks(0, 0, 1, 1, torch.device("cpu")), parse_config(TINY)
     network = nn.Sequential(nn.Flatten(), nn.Linear(3, 2))
-    evaluation = evaluate_split(network, dataset, split, ranks, 16)
-    found = estimate_shares(network, dataset, split, ranks, evaluation, config)
+    setup = Setup(config, ranks, dataset, split)
+    found = estimate_shares(network, setup, evaluate_split(network, setup))
     assert found is not None and found["images"] == 50

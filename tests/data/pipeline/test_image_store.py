@@ -14,7 +14,7 @@ import torch
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.pipeline.image_store import ImageStore
 from simpro_fast.data.splits.build import make_split
-from simpro_fast.data.splits.split import Split
+from simpro_fast.data.splits.split import PseudoLabeled, Split
 from tests.data.toy_split import config, make_dataset
 
 CPU = torch.device("cpu")
@@ -67,9 +67,9 @@ def test_images_that_a_method_has_labeled_come_from_the_unlabeled_pool(own_pool:
     """On the host, and in the layout of the array on the GPU."""
     dataset, split = sets(own_pool)
     own, chosen = len(split.labeled), np.array([5, 2, 7])
-    joined = split.with_pseudo_labeled(chosen, np.array([1, 0, 1]))
+    joined = split.with_pseudo_labeled(PseudoLabeled(chosen, np.array([1, 0, 1]), since=0))
     assert joined.targets(dataset).tolist() == [*dataset.labels[split.labeled], 1, 0, 1]
-    again = joined.with_pseudo_labeled(chosen[:1], np.array([0]))
+    again = joined.with_pseudo_labeled(PseudoLabeled(chosen[:1], np.array([0]), since=0))
     assert len(again.labeled) == own + 1 and again.targets(dataset)[-1] == 0
     images = ImageStore(dataset, joined, device=CPU, resident="auto")
     labeled, unlabeled = np.array([own + 1, 0, own + 2, own - 1]), np.array([3, 5])
