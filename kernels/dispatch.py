@@ -11,9 +11,10 @@ from torch import Tensor
 
 try:
     import triton
-except ImportError:
+except Exception as error:  # also one that is installed and broken
     HAS_TRITON = False
     INTERPRETED = False
+    _WHY_NOT = f"{type(error).__name__}: {error}"
 else:
     HAS_TRITON = True
 
@@ -91,7 +92,7 @@ def check_impl(impl: str) -> None:
 def _check_triton_can_run(tensor: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
     if not HAS_TRITON:
         raise ValueError(
-            "impl='triton' needs the triton package, which is not installed: "
+            f"impl='triton' needs the triton package, which cannot be imported ({_WHY_NOT}): "
             "pip install triton, or use impl='eager' or 'auto'"
         )
     if tensor.dtype not in dtypes:

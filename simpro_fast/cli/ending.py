@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import wraps
+from types import FrameType
 
 from simpro_fast.errors import UserError
 from simpro_fast.printable import show
 
+WHOLE = "interrupted; files are whole"
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 Body = Callable[[Sequence[str] | None], int]
@@ -29,20 +33,52 @@ def verb(body: Body) -> Body:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # file names may be no text at all
                 stream.reconfigure(errors="backslashreplace")
-        try:
-            code = body(arguments)
-            sys.stdout.flush()  # a pipe that has broken is noticed here, not at the exit
-            return code
-        except UserError as error:
-            return _say(f"error: {error}", error.exit_code)
-        except BrokenPipeError:
-            return reader_gone()
-        except OSError as error:
-            return _say(f"error: {error}; check the path, its permissions and free space", FAILED)
-        except KeyboardInterrupt as error:  # a verb may say what it leaves behind
-            return _say(str(error) or "interrupted; files are whole", INTERRUPTED)
+        with _interrupts() as seen:
+            try:
+                code = body(arguments)
+                sys.stdout.flush()  # a pipe that has broken is noticed here, not at the exit
+                return _say(WHOLE, INTERRUPTED) if seen else code
+            except KeyboardInterrupt as error:  # a verb may say what it leaves behind
+                return _say(str(error) or WHOLE, INTERRUPTED)
+            except Exception as error:
+                if seen:  # a library has made an error of its own of it
+                    return _say(WHOLE, INTERRUPTED)
+                return _explained(error)
 
     return main
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Ctrl-C as usual, and a note of it that no library can swallow or turn into another error."""
+    seen: list[int] = []
+    usual = threading.current_thread() is threading.main_thread() and (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+    if not usual:  # ignored, or another program's
+        yield seen
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _explained(error: Exception) -> int:
+    """The line and the exit code of what a user can cure; anything else is raised again."""
+    if isinstance(error, UserError):
+        return _say(f"error: {error}", error.exit_code)
+    if isinstance(error, BrokenPipeError):
+        return reader_gone()
+    if isinstance(error, OSError):
+        return _say(f"error: {error}; check the path, its permissions and free space", FAILED)
+    raise error
 
 
 def reader_gone() -> int:

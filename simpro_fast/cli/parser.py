@@ -6,11 +6,13 @@ import argparse
 import difflib
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NoReturn
 
 from simpro_fast.cli.key_hints import hint
 from simpro_fast.config.find import is_config_name
 from simpro_fast.errors import ConfigError
+from simpro_fast.utils.local_files import remote
 
 
 def positive(text: str) -> int:
@@ -18,6 +20,12 @@ def positive(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def _local_path(text: str) -> Path:
+    if why := remote(text):
+        raise argparse.ArgumentTypeError(why)
+    return Path(text)
 
 
 class _Version(argparse.Action):
@@ -77,6 +85,7 @@ class CommandParser(argparse.ArgumentParser):
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        self.register("type", Path, _local_path)  # of every `type=Path`
         self.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
 
     def error(self, message: str) -> NoReturn:

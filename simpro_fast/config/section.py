@@ -7,10 +7,14 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Strict
 
+from simpro_fast.utils.local_files import remote
+
 
 def _expand(path: Path) -> Path:
     if "\0" in str(path):
         raise ValueError("a path cannot hold the character NUL")
+    if why := remote(str(path)):
+        raise ValueError(why)
     try:
         return path.expanduser()
     except RuntimeError:

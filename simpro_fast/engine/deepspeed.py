@@ -31,7 +31,7 @@ def import_deepspeed(device: torch.device) -> Any:
     """DeepSpeed, prepared for `device`, quiet, and without any compilation at start.
 
     Raises:
-        UserError: it is not installed.
+        UserError: it is not installed, or fails on import.
     """
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -39,9 +39,10 @@ def import_deepspeed(device: torch.device) -> Any:
         import deepspeed
         import deepspeed.ops
         from deepspeed.utils import logger
-    except ImportError as error:
+    except Exception as error:  # also one that is installed and broken
+        reason = str(error) or type(error).__name__
         raise UserError(
-            f"DeepSpeed cannot be imported ({error}); run `pip install deepspeed`, "
+            f"DeepSpeed cannot be imported ({reason}); run `pip install deepspeed`, "
             "or train with distributed.engine=plain"
         ) from None
     logger.setLevel(logging.ERROR)

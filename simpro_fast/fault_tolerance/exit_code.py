@@ -42,7 +42,8 @@ def conclude(error: BaseException, watchdog: Watchdog) -> int:
     told = ranks.is_main if isinstance(error, ConfigError) else is_mine_to_tell(failure, ranks)
     if told:
         if news and failure.kind == "error" and not isinstance(error, UserError | OSError):
-            say("".join(traceback.format_exception(error)).rstrip())
+            for line in "".join(traceback.format_exception(error)).splitlines():
+                say(line)
         say(line_about(failure, ranks))
     return failure.exit_code
 

@@ -29,6 +29,7 @@ from simpro_fast.data.files.scan_shards import (
 from simpro_fast.data.files.skipped import Ignored
 from simpro_fast.data.files.tar_index import Member, compressed
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.local_files import remote
 from simpro_fast.utils.regular_file import no_file
 
 STANDARD_INPUT = "-"
@@ -78,6 +79,9 @@ class Sources:
     ) -> None:
         if arguments.count(STANDARD_INPUT) > 1:
             raise ConfigError("- stands for standard input, which can be read once")
+        for argument in arguments:
+            if why := remote(argument):
+                raise ConfigError(why)
         self._base = None if base is None else Path(os.path.abspath(base))
         self._input = standard_input
         self._places = [place for argument in arguments for place in _expanded(argument)]

@@ -56,6 +56,8 @@ class TrainedRun:
     """Labeled images drawn per class."""
     images_replaced: int
     """Damaged images that others stood in for, on all ranks, since this process started."""
+    reads_repeated: int
+    """Reads of images that failed and were tried again, likewise."""
     commit: str | None
 
 
@@ -125,6 +127,7 @@ def summarise(trained: TrainedRun) -> dict[str, Any]:
         "labeled_draws": trained.labeled_draws,
         "unlabeled_counts": None if unlabeled is None else list(unlabeled),
         "images_replaced": trained.images_replaced,
+        "reads_repeated": trained.reads_repeated,
         "seconds": history.seconds,
         "images_per_second": trained.step * setup.views_per_step / history.seconds,
         "commit": trained.commit,

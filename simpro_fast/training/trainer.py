@@ -61,6 +61,7 @@ from simpro_fast.training.state import (
 from simpro_fast.training.step import Step, with_uniforms
 from simpro_fast.training.step_graph import build_step_graph
 from simpro_fast.training.step_guard import NonFiniteLossError, StepGuard
+from simpro_fast.utils.local_files import repeated
 from simpro_fast.utils.provenance import git_commit
 
 logger = logging.getLogger(__name__)
@@ -377,7 +378,8 @@ class Trainer:
             PeerError: likewise, on the other ranks.
         """
         setup, ranks = self.setup, self.setup.ranks
-        replaced = torch.tensor([float(getattr(self.loader, "replaced", 0))], dtype=torch.float64)
+        counts = torch.tensor([float(getattr(self.loader, "replaced", 0)), repeated.count])
+        replaced, tried_again = ranks.sum(counts.double().to(ranks.device)).tolist()
         evaluation = self.last_evaluation or self.evaluate(temperature=True)
         joined = self.split.pseudo_labeled
         since = 0 if joined is None else joined.since
@@ -391,7 +393,8 @@ class Trainer:
                 self.algorithm.network(), setup, evaluation, between=self._look_for_a_stop
             ),
             labeled_draws=self.labeled_draws.counts(since, self.step),
-            images_replaced=int(ranks.sum(replaced.to(ranks.device)).item()),
+            images_replaced=int(replaced),
+            reads_repeated=int(tried_again),
             commit=self.commit,
         )
         summary = summarise(trained)

@@ -29,6 +29,7 @@ from PIL import Image, ImageChops
 
 from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import UserError, pip_line
+from simpro_fast.utils.local_files import is_transient, patiently
 from simpro_fast.utils.regular_file import open_regular, read_regular
 
 ImageSource = Path | Member
@@ -119,9 +120,13 @@ def is_heif_name(name: str) -> bool:
 
 def read_header(image: ImageSource, megapixels: float = MEGAPIXELS) -> Facts:
     """Size and format without decoding, hence without noticing damage in the pixels."""
-    try:
+
+    def look() -> Facts:
         with _open(image) as file:
             return _look(file, megapixels, pixels=False)[0]
+
+    try:
+        return patiently(look)
     except OSError as error:
         return Facts(status=f"{UNREADABLE}: {error.strerror or error}")
 
@@ -140,15 +145,21 @@ def check_file(
         packing: HEIC is read.
     """
     heif = packing and is_heif_name(str(image))
-    try:
+
+    def look() -> tuple[Facts, bytes]:
         with _open(image) as file:
             facts, _ = _look(file, megapixels, pixels=False, heif=heif)
             if facts.status != OK:
-                return facts  # whatever it is, it need not fit into memory
+                return facts, b""  # whatever it is, it need not fit into memory
             file.seek(0)
-            content = file.read()
+            return facts, file.read()
+
+    try:
+        facts, content = patiently(look)
     except OSError as error:
         return Facts(status=f"{UNREADABLE}: {error.strerror or error}")
+    if facts.status != OK:
+        return facts
     facts, picture = _look(io.BytesIO(content), megapixels, pixels=True, heif=heif)
     if picture is not None and decoder is not None and not _is_heif(content[:12]):
         status = _compared(picture, decoder(content, *picture.size))
@@ -167,19 +178,24 @@ def read_rgb(source: ImageSource, listed: tuple[int, int] | None = None) -> Imag
     """
     limit = MEGAPIXELS if listed is None else math.inf  # the list is the limit
     heif = is_heif_name(str(source))
-    try:
+
+    def look() -> tuple[str, Image.Image | None]:
         with _open(source) as file:
             facts, _ = _look(file, limit, pixels=False, heif=heif)
             status = facts.status if listed is None else size_status(facts, listed)
-            if status == OK:
-                file.seek(0)
-                facts, picture = _look(file, limit, pixels=True, heif=heif)
-                status = facts.status
-                if picture is not None:
-                    return picture
+            if status != OK:
+                return status, None
+            file.seek(0)
+            facts, picture = _look(file, limit, pixels=True, heif=heif)
+            return facts.status, picture
+
+    try:
+        status, picture = patiently(look)
     except OSError as error:
-        status = f"{UNREADABLE}: {error.strerror or error}"
-    raise UnreadableImage(source, status)
+        status, picture = f"{UNREADABLE}: {error.strerror or error}", None
+    if picture is None:
+        raise UnreadableImage(source, status)
+    return picture
 
 
 def size_status(facts: Facts, listed: tuple[int, int]) -> str:
@@ -192,7 +208,9 @@ def size_status(facts: Facts, listed: tuple[int, int]) -> str:
 
 def encoded_bytes(source: ImageSource) -> bytes | memoryview:
     """The content of a file. Raises `OSError`."""
-    return source.read_view() if isinstance(source, Member) else read_regular(source)
+    if isinstance(source, Member):
+        return source.read_view()
+    return patiently(lambda: read_regular(source))
 
 
 def _open(source: ImageSource) -> IO[bytes]:
@@ -233,6 +251,8 @@ def _look(
     except Image.UnidentifiedImageError:
         status = "damaged: not an image, whatever its name says"
     except Exception as error:  # decoders raise nearly anything on damaged input
+        if is_transient(error):
+            raise
         status = f"damaged: {_one_line(error)}"
         if "MAX_TEXT" in status:
             status = "unsupported: PNG with a text that swells to more than 1 MiB; save it without"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ from simpro_fast.data.sampling.draws import StepDraws, StepSampler, Stream, belo
 from simpro_fast.data.sampling.labeled_order import labeled_order
 from simpro_fast.data.splits.split import Split
 from simpro_fast.errors import UserError
+from simpro_fast.utils.local_files import PAUSES, repeated
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +118,7 @@ class FileLoader:
         self._ahead: deque[_Prepared] = deque()
         self._waiting: deque[_Prepared] = deque()
         self._failure: str | None = None
+        self._tries = 0
         self._bad: set[int] = set()  # dataset rows
         self.replaced = 0
         """Images of the batches returned so far that replace a damaged one."""
@@ -131,6 +134,7 @@ class FileLoader:
         while True:
             try:
                 outputs = self._run()
+                self._tries = 0
                 break
             except Exception as error:
                 self._recover(step, error)
@@ -205,23 +209,35 @@ class FileLoader:
         reason = self._failure or failure_reason(error)
         found = {} if self._failure else self._damaged(step)
         self.close()
+        if not found and not self._failure and self._tries < len(PAUSES):
+            # Every file can be read by now, so what failed was the moment: a network file system.
+            logger.warning("step %d: %s; every file can be read, tried again", step, reason)
+            repeated.add()
+            time.sleep(PAUSES[self._tries])
+            self._tries += 1
+            self._start_again(step)
+            return
         gone = [i for i, status in found.items() if status.startswith((UNREADABLE, CHANGED))]
         if found and not gone and self._data.on_bad_image == "skip":
             for index, status in found.items():
                 logger.warning("step %d: skipped %s: %s", step, self._rows[index].image, status)
             self._bad |= found.keys()
-            self._ahead.clear()
-            self._waiting.clear()
-            self._source_step = step
-            self._pipe = self._build()
+            self._start_again(step)
             return
         if found:
             index = gone[0] if gone else next(iter(found))
             cure = "restore it" if gone else "repair it, set data.on_bad_image=skip"
             image = self._rows[index].image
-            reason = f"{image}: {found[index]}; {cure}, or run launch/prepare.py again"
+            reason = f"{image}: {found[index]}; {cure}, or run simpro-fast prepare again"
         self._failure = reason
         raise UserError(f"data of step {step}: {reason}") from error
+
+    def _start_again(self, step: int) -> None:
+        """A new pipeline whose first step is this one."""
+        self._ahead.clear()
+        self._waiting.clear()
+        self._source_step = step
+        self._pipe = self._build()
 
     def _damaged(self, step: int) -> dict[int, str]:
         """Files of a step that cannot be used, one by one: data set row to reason."""
