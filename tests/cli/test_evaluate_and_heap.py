@@ -47,6 +47,16 @@ def folders(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def bare(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model without counts of a test set, so that heap need not draw."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "model.safetensors").symlink_to(config.run_dir / "model.safetensors")
+    described = json.loads((config.run_dir / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**described, "confusion": None}))
+    return folder
+
+
 def save(path: Path, pixels: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
@@ -173,13 +183,8 @@ def test_heap_calibrated_with_a_folder_is_that_of_the_same_counts(
 
 
 def test_heap_without_validation_images_says_so(
-    config: Config, folders: Path, command: Command, tmp_path: Path
+    bare: Path, folders: Path, command: Command
 ) -> None:
-    bare = tmp_path / "model"
-    bare.mkdir()
-    (bare / "model.safetensors").symlink_to(config.run_dir / "model.safetensors")
-    described = json.loads((config.run_dir / "model.json").read_text())
-    (bare / "model.json").write_text(json.dumps({**described, "confusion": None}))
     code, said, err = command("heap", bare, folders / "heap")
     assert code == 0 and "there is no interval" in err and said["calibration"] is None
     assert all(row["low"] is row["high"] is None for row in said["rows"])
@@ -243,7 +248,7 @@ def test_tables_for_people(
 def test_nothing_is_replaced_unasked(
     words: list[str],
     names: list[str],
-    config: Config,
+    bare: Path,
     folders: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -251,7 +256,7 @@ def test_nothing_is_replaced_unasked(
 ) -> None:
     verb, data = words
     flags = ["--output", str(tmp_path), "--threads", "1", "--quiet"]
-    arguments = [verb, str(config.run_dir), str(folders / data), *flags]
+    arguments = [verb, str(bare), str(folders / data), *flags]
     for name in names:
         (tmp_path / name).write_text("mine")
         assert main(arguments) == 1
@@ -261,10 +266,10 @@ def test_nothing_is_replaced_unasked(
     module = evaluate if verb == "evaluate" else heap
     real = module.load_model
 
-    def meanwhile(*arguments: Any, **how: Any) -> Any:
-        assert main([verb, *map(str, (config.run_dir, folders / data)), *flags]) == 1
+    def meanwhile(*given: Any, **how: Any) -> Any:
+        assert main(arguments) == 1
         (tmp_path / names[-1]).write_text("mine")
-        return real(*arguments, **how)
+        return real(*given, **how)
 
     monkeypatch.setattr(module, "load_model", meanwhile)
     assert main([*arguments, "--overwrite"]) == 1
