@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from simpro_fast.cli.ending import DONE, FAILED
@@ -13,12 +14,16 @@ from simpro_fast.cli.output_folder import check_output
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.printable import show
 from simpro_fast.report.answers import check_matplotlib
+from simpro_fast.utils.claimed_files import State, check_new, claimed
+
+Files = Mapping[Path, State]
 
 
 def common_flags(parser: CommandParser) -> None:
     parser.add_argument(
         "--output", type=Path, default=Path(), metavar="DIR", help="where files go (here)"
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
     parser.add_argument("--no-figures", action="store_true", help="write no figure")
     parser.add_argument(
         "--on-bad-image",
@@ -30,16 +35,25 @@ def common_flags(parser: CommandParser) -> None:
     parser.add_common("json", "quiet", "device", "batch_size", "threads", "trust_code")
 
 
-def prepare_folder(options: argparse.Namespace) -> None:
-    """Before seconds of work: the output folder can be written, figures can be drawn.
+@contextmanager
+def output_files(options: argparse.Namespace, table: str, *figures: str) -> Iterator[Files]:
+    """Before seconds of work: the files that are to be written can be, and nobody else does.
+
+    Yields:
+        what is there by their names, for `check_same` before they are written.
 
     Raises:
-        UserError: a package is missing.
+        UserError: a package is missing, a file is there already, or another process writes it.
         ConfigError: the folder is no place to write to.
     """
     if not options.no_figures:
         check_matplotlib()
     check_output(options.output)
+    names = [table, *(() if options.no_figures else figures)]
+    with claimed(options.output / name for name in names) as found:
+        if not options.overwrite:
+            check_new(found)
+        yield found
 
 
 def conclude(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from simpro_fast.cli.answers import common_flags, conclude, prepare_folder
+from simpro_fast.cli.answers import Files, common_flags, conclude, output_files
 from simpro_fast.cli.ending import verb
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.errors import ConfigError
@@ -20,6 +20,7 @@ from simpro_fast.inference.prior_file import chosen_prior
 from simpro_fast.printable import printable
 from simpro_fast.report.answers import confusion_figure, reliability_figure
 from simpro_fast.utils.atomic_write import finite, write_json
+from simpro_fast.utils.claimed_files import check_same
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.progress_line import ProgressLine
 from simpro_fast.utils.provenance import library_versions
@@ -37,8 +38,9 @@ examples:
   simpro-fast evaluate runs/mine/seed1 photos/val --prior uniform
   simpro-fast evaluate model.safetensors photos/val --json --output results"""
 EPILOG = """\
-Writes evaluation.json, confusion.png and reliability.png into --output. A class without images has
-null there and - in the table. docs/answers.md explains all of it.
+Writes evaluation.json, confusion.png and reliability.png into --output, over older ones
+with --overwrite only. A class without images has null there and - in the table. docs/answers.md
+explains all of it.
 
 Exit code: 0 all images are evaluated, 1 some could not be read (0 with --on-bad-image skip) or the
 run failed, 2 wrong usage or a folder that is no class of the model, 130 interrupted."""
@@ -68,7 +70,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Evaluate; returns 0 done, 1 some images could not be read, and as `ending.verb`."""
     options = parse_arguments(arguments)
-    prepare_folder(options)
+    with output_files(options, "evaluation.json", "reliability.png", "confusion.png") as files:
+        return _run(options, files)
+
+
+def _run(options: argparse.Namespace, files: Files) -> int:
     model = load_model(options.model, options.device, trust_code=options.trust_code)
     prior = chosen_prior(options.prior, model.class_names)
     progress = ProgressLine("evaluated", "images", shown=not options.quiet)
@@ -98,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "versions": library_versions(),
     }
     folder: Path = options.output
+    check_same(files)
     write_json(folder / "evaluation.json", document)
     written = ["evaluation.json"]
     if not options.no_figures:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simpro_fast.cli.answers import common_flags, conclude, prepare_folder
+from simpro_fast.cli.answers import Files, common_flags, conclude, output_files
 from simpro_fast.cli.ending import verb
 from simpro_fast.cli.parser import CommandParser, positive
 from simpro_fast.inference.heap import estimates, look_at, sample
@@ -22,6 +22,7 @@ from simpro_fast.inference.sources import Sources
 from simpro_fast.printable import printable
 from simpro_fast.report.answers import heap_figure
 from simpro_fast.utils.atomic_write import write_json
+from simpro_fast.utils.claimed_files import check_same
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.progress_line import ProgressLine
 from simpro_fast.utils.provenance import library_versions
@@ -39,9 +40,10 @@ examples:
   simpro-fast heap runs/mine/seed1 heap --calibrate photos/val
   simpro-fast heap runs/mine/seed1 'shards/{000..127}.tar' --sample 100000 --json"""
 EPILOG = """\
-Writes heap.json and heap.png into --output. The estimate takes the network's mistakes into account,
-not its probabilities; EM and the mean posterior, which trust those, and pi_u of the training stand
-beside it. All of it assumes that images of a class look alike in VAL and in the heap.
+Writes heap.json and heap.png into --output, over older ones with --overwrite only. The estimate
+takes the network's mistakes into account, not its probabilities; EM and the mean posterior, which
+trust those, and pi_u of the training stand beside it. All of it assumes that images of a class look
+alike in VAL and in the heap.
 
 Exit code: 0 all images are counted, 1 some could not be read (0 with --on-bad-image skip) or the
 run failed, 2 wrong usage or a folder of VAL that is no class of the model, 130 interrupted."""
@@ -69,7 +71,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Estimate; returns 0 done, 1 some images could not be read, and as `ending.verb`."""
     options = parse_arguments(arguments)
-    prepare_folder(options)
+    with output_files(options, "heap.json", "heap.png") as files:
+        return _run(options, files)
+
+
+def _run(options: argparse.Namespace, files: Files) -> int:
     model = load_model(options.model, options.device, trust_code=options.trust_code)
     sources = Sources(options.folders, None, sys.stdin.buffer)
     shape: dict[str, Any] = {
@@ -108,6 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "versions": {"simpro_fast": version("simpro_fast"), **library_versions()},
     }
     folder: Path = options.output
+    check_same(files)
     write_json(folder / "heap.json", document)
     notes += [f"ignored: {line}" for line in sources.ignored.lines()]
     notes.append(f"written: {folder / 'heap.json'}")

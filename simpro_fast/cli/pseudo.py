@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 import os
 import sys
@@ -19,6 +17,7 @@ import numpy as np
 
 from simpro_fast.cli.ending import DONE, FAILED, verb
 from simpro_fast.cli.parser import CommandParser, positive
+from simpro_fast.data.files.added_labels import check_no_labels
 from simpro_fast.data.files.decode import OK
 from simpro_fast.data.files.manifest import relative
 from simpro_fast.errors import ConfigError, UserError
@@ -28,12 +27,10 @@ from simpro_fast.inference.outputs import Outputs
 from simpro_fast.inference.predict import Chunk, spread_over
 from simpro_fast.inference.pseudo import Answers, TrainingRule
 from simpro_fast.inference.unlabeled import UnlabeledSet, unlabeled_set
-from simpro_fast.inference.writers import Array, Columns, Csv, Format, table_format
+from simpro_fast.inference.writers import Array, Columns, Csv, Fixed, Format, table_format
 from simpro_fast.printable import printable, show
-from simpro_fast.utils.atomic_write import write_atomically
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.progress_line import ProgressLine
-from simpro_fast.utils.regular_file import open_regular
 from simpro_fast.utils.terminal import plain_table, rendered
 
 DESCRIPTION = """\
@@ -54,6 +51,7 @@ pseudo_probability, kept (whether the training would learn from it: its rule at 
 Exit code: 0 done, 1 some images could not be read (0 with --on-bad-image skip) or it failed,
 2 wrong usage, 130 interrupted. docs/answers.md explains the queue."""
 _FORMATS = {"csv": "pseudo.csv", "parquet": "pseudo.parquet", "label-studio": "label_studio.json"}
+_QUEUE = "queue.csv"
 _PLACE = {"path": "text", "member": "text"}
 _SHOWN_CLASSES = 100
 _BLOCK = 1 << 16
@@ -114,6 +112,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     wanted = Path(_FORMATS[options.format]).suffix
     if options.output.suffix.lower() not in (wanted, ".jsonl" if wanted == ".csv" else wanted):
         raise ConfigError(f"--output {options.output}: its ending must be {wanted}")
+    if options.queue and options.output.name == _QUEUE:
+        raise ConfigError(f"--output {options.output}: --queue writes that file; give another name")
     if options.logits and options.logits.suffix != ".npy":
         raise ConfigError(f"--logits {options.logits}: its ending must be .npy")
     return options
@@ -131,9 +131,7 @@ class _Run:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._output: Path = options.output
-        self._queue: Path = self._output.with_name("queue.csv")
-        if options.queue:
-            _check_no_labels(self._queue)
+        self._queue: Path = self._output.with_name(_QUEUE)
         self._model: TrainedModel = load_model(
             options.run, options.device, trust_code=options.trust_code
         )
@@ -148,30 +146,38 @@ class _Run:
 
     def run(self) -> int:
         options = self._options
+        forms: dict[Path, Format] = {self._output: self._format()}
+        if options.logits:
+            forms[options.logits] = Array(len(self._names))
+        if self._for_label_studio:
+            forms[self._output.with_suffix(".xml")] = Fixed(labeling_config(self._names))
+        if options.queue:  # last, so that labels typed meanwhile do not lose the others
+            forms[self._queue] = Csv(self._queue_kinds())
         with ExitStack() as stack:
-
-            def opened(path: Path, form: Format) -> Outputs:
-                outputs = Outputs({path: form}, None, overwrite=options.overwrite)
-                return stack.enter_context(outputs)
-
-            table = opened(self._output, self._format())
-            queue = opened(self._queue, Csv(self._queue_kinds())) if options.queue else None
-            logits = opened(options.logits, Array(len(self._names))) if options.logits else None
-            self._look(logits)
+            files = {
+                path: stack.enter_context(
+                    Outputs({path: form}, None, overwrite=options.overwrite, check=self._may_go)
+                )
+                for path, form in forms.items()
+            }
+            self._look(files.get(options.logits))
             everything = chosen = np.arange(len(self._answers))
-            if queue is not None:
+            if options.queue:
                 chosen = self._answers.queue(
                     options.queue, measure=options.measure, seed=options.seed
                 )
-                queue.append(self._queue_columns(chosen), {})
+                files[self._queue].append(self._queue_columns(chosen), {})
             for block in _blocks(chosen if self._for_label_studio else everything):
-                table.append(self._columns(block), {})
-            written = [outputs for outputs in (table, queue, logits) if outputs is not None]
-            for outputs in written:
+                files[self._output].append(self._columns(block), {})
+            for outputs in files.values():
                 outputs.finish()
-        if self._for_label_studio:
-            write_atomically(self._output.with_suffix(".xml"), labeling_config(self._names))
-        return self._conclude(chosen if queue is not None else None)
+        return self._conclude(chosen if options.queue else None)
+
+    def _may_go(self, path: Path) -> None:
+        """A person's work is not replaced, whatever flag is given."""
+        if path == self._queue:
+            key = "index" if self._set.listed is None else "path"
+            check_no_labels(path, tuple(self._queue_kinds()), key)
 
     @property
     def _for_label_studio(self) -> bool:
@@ -315,19 +321,6 @@ class _Run:
         yield printable(f"pseudo-labels {self._output}")
         if chosen is not None:
             yield printable(f"queue {self._queue}: fill in its column `label`")
-
-
-def _check_no_labels(queue: Path) -> None:
-    """A person's work is not replaced, whatever flag is given."""
-    if not os.path.lexists(queue):
-        return
-    with open_regular(queue) as file:
-        reader = csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", "replace", newline=""))
-        labels = sum(bool(row.get("label")) for row in reader)
-    if labels:
-        raise UserError(
-            f"{queue}: holds {labels} label(s); give them to prepare --add-labels, and move it away"
-        )
 
 
 def _blocks(places: np.ndarray) -> Iterator[np.ndarray]:

@@ -3,7 +3,8 @@
 `F.csv` grows as `F.csv.partial`. Beside it `F.csv.journal` has a line of JSON with the key of the
 run, then one for every append: rows, what the caller wants to know again, and of each partial file
 its length and the CRC of all of it. A run that goes on keeps what agrees with the journal and cuts
-off the rest, so that neither a kill nor a power cut between two writes leaves a wrong row.
+off the rest, so that neither a kill nor a power cut between two writes leaves a wrong row. Beside
+the other files of a run, `G.npy.journal` says where its journal is.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import glob
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BufferedRandom
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +24,7 @@ from typing import Any
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.inference.writers import Columns, Format
 from simpro_fast.utils.atomic_write import words_of
-from simpro_fast.utils.file_lock import locked
+from simpro_fast.utils.claimed_files import State, check_new, check_same, claimed
 from simpro_fast.utils.regular_file import no_file, open_regular, read_regular
 
 _BLOCK = 1 << 20
@@ -41,6 +42,7 @@ class Outputs:
         key: what the content depends on, strict JSON; None: a run that cannot go on.
         resume: go on where an interrupted run with the same key stopped, if there is one.
         overwrite: replace finished files, and drop what an interrupted run left.
+        check: called with each file that is to be replaced; raises where it must stay.
 
     Raises:
         ConfigError: `resume` after a run with another key; names what differs.
@@ -55,13 +57,10 @@ class Outputs:
         *,
         resume: bool = False,
         overwrite: bool = False,
+        check: Callable[[Path], None] = lambda path: None,
     ) -> None:
         self._key = None if key is None else json.loads(json.dumps(key))
-        self._formats = list(files.values())
-        self._final = list(files)
-        self._files = [_Partial(path.with_name(f"{path.name}.partial")) for path in files]
-        first = self._final[0]
-        self._journal = first.with_name(f"{first.name}.journal")
+        self._files = [_Partial(path, form) for path, form in files.items()]
         self._stack = ExitStack()
         self._owned = False
         self.rows = 0
@@ -71,8 +70,8 @@ class Outputs:
         self.records: list[dict[str, Any]] = []
         """What earlier runs passed to `append`, oldest first."""
         try:
-            self._lock()
-            self._begin(resume=resume, overwrite=overwrite)
+            self._found = self._stack.enter_context(claimed(files))
+            self._begin(self._permitted(resume, overwrite, check))
         except BaseException:
             self.close()
             raise
@@ -86,29 +85,37 @@ class Outputs:
         Raises:
             UserError: the disk refuses them.
         """
-        for file, form in zip(self._files, self._formats, strict=True):
-            file.append(form.encode(columns))
+        for file in self._files:
+            file.append(file.format.encode(columns))
         self.rows += len(next(iter(columns.values())))
         self._note({"rows": self.rows, "record": record, "files": [f.state for f in self._files]})
 
     def finish(self) -> None:
-        """Give the files their names. Raises `UserError` where the disk refuses."""
+        """Give the files their names.
+
+        Raises:
+            UserError: the disk refuses, or there is another file by now than the one that was to
+                be replaced.
+        """
+        self._check_same()
         state = [file.state for file in self._files]
         self._note({"rows": self.rows, "record": {}, "files": state, "finished": True})
-        for file, form, final in zip(self._files, self._formats, self._final, strict=True):
+        for file in self._files:
             file.close()
-            with _writing(final):
-                form.finish(file.path, final, self.rows)
-        self._journal.unlink(missing_ok=True)
+            with _writing(file.final):
+                file.format.finish(file.path, file.final, self.rows)
         self._owned = False
+        for file in self._files:
+            file.journal.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close what is open; remove what nobody could go on from."""
         for file in self._files:
             file.close()
         if self._owned and not (self._key and self.rows):
-            for path in (*(file.path for file in self._files), self._journal):
-                path.unlink(missing_ok=True)
+            for file in self._files:
+                file.path.unlink(missing_ok=True)
+                file.journal.unlink(missing_ok=True)
         self._stack.close()
 
     def __enter__(self) -> Outputs:
@@ -122,62 +129,75 @@ class Outputs:
     ) -> None:
         self.close()
 
-    def _lock(self) -> None:
-        for path in self._final:
-            if path.is_dir():
-                raise UserError(f"{path}: is a folder; give the name of a file")
-        cure = "choose another --output"
-        try:
-            self._stack.enter_context(locked(self._journal, cure, wait=False))
-        except BlockingIOError:
+    def _permitted(
+        self, resume: bool, overwrite: bool, check: Callable[[Path], None]
+    ) -> list[_Line]:
+        """What to go on from, once it is sure that this run may write all of its files."""
+        first = self._files[0]
+        journal = _read_journal(first.journal)
+        lines = [] if overwrite or not journal.key else journal.lines
+        if lines and not (resume and self._key):
             raise UserError(
-                f"{self._final[0]}: another process is writing it; wait for it, or {cure}"
-            ) from None
-
-    def _begin(self, *, resume: bool, overwrite: bool) -> None:
-        key, lines = _read_journal(self._journal)
-        interrupted = bool(lines) and not overwrite
-        if interrupted and not (resume and self._key):
-            raise UserError(
-                f"{self._journal}: an earlier run stopped after {lines[-1].rows:,} images; "
-                "--resume goes on, --overwrite starts anew"
+                f"{first.journal}: a run stopped after {lines[-1].rows:,} images; the same command "
+                "with --resume goes on, --overwrite starts anew"
             )
-        if interrupted:
-            self._check_key(key)
-        for path in self._final:
-            # An interrupted run began with the right to replace it.
-            if os.path.lexists(path) and not (overwrite or interrupted):
-                self._owned = True  # of the lock alone
-                raise UserError(
-                    f"{path}: exists already; give another name, or --overwrite to replace it"
-                )
+        if lines:
+            self._check_key(first.journal, journal.key)
+            # It may replace what was there when it began, whatever has come since.
+            self._found = {path: journal.found.get(path.name) for path in self._found}
+        elif not overwrite:
+            check_new(self._found)
+        if not overwrite:
+            for file in self._files:
+                _check_owner(file, first.journal)
+        for path, state in self._found.items():
+            if state is not None:
+                check(path)
+        self.finished = bool(lines) and lines[-1].finished
+        self._check_same()
+        return lines
+
+    def _begin(self, lines: Sequence[_Line]) -> None:
+        """Remove what a killed run left, and open what is to grow."""
+        first = self._files[0]
         self._owned = True
-        for path in self._final:
+        for path in self._found:
             for leftover in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
                 leftover.unlink(missing_ok=True)  # of a run that was killed: we are alone here
-        good = len(lines) if interrupted else 0
-        self.finished = bool(good) and lines[-1].finished
-        if not self.finished:
-            for i, file in enumerate(self._files):
-                good = min(good, file.agreeing([line.files[i] for line in lines[:good]]))
-        kept = lines[:good]
-        with _writing(self._journal):
-            self._log = self._stack.enter_context(self._journal.open("r+b"))
+        kept = lines[: self._agreeing(lines)]
+        with _writing(first.journal):
+            self._log = self._stack.enter_context(first.journal.open("a+b"))
             self._log.truncate(kept[-1].end if kept else 0)
-            self._log.seek(0, os.SEEK_END)
         if kept:
             self.rows = kept[-1].rows
             self.records = [line.record for line in kept if not line.finished]
         if self.finished:
             return
         if not kept:
-            self._note({"key": self._key})
-        for i, (file, form) in enumerate(zip(self._files, self._formats, strict=True)):
+            found = {path.name: state for path, state in self._found.items()}
+            self._note({"key": self._key, "found": found})
+        for i, file in enumerate(self._files):
+            if file is not first:
+                with _writing(file.journal):
+                    file.journal.write_text(json.dumps({"of": os.path.abspath(first.journal)}))
             file.open(*(kept[-1].files[i] if kept else (0, 0)))
             if not kept:
-                file.append(form.head())
+                file.append(file.format.head())
 
-    def _check_key(self, found: Mapping[str, Any]) -> None:
+    def _agreeing(self, lines: Sequence[_Line]) -> int:
+        """How many lines of the journal the partial files agree with, from the first on."""
+        good = len(lines)
+        if not self.finished:
+            for i, file in enumerate(self._files):
+                good = min(good, file.agreeing([line.files[i] for line in lines[:good]]))
+        return good
+
+    def _check_same(self) -> None:
+        """Of the files that are still to get their names."""
+        waiting = (f.final for f in self._files if not self.finished or f.path.exists())
+        check_same({path: self._found[path] for path in waiting})
+
+    def _check_key(self, journal: Path, found: Mapping[str, Any]) -> None:
         own = self._key or {}
         names = [*own, *(name for name in found if name not in own)]
         if other := [name for name in names if found.get(name) != own.get(name)]:
@@ -186,21 +206,24 @@ class Outputs:
                 for name in other
             )
             raise ConfigError(
-                f"{self._journal}: the run that stopped had another {shown}; give the same, or "
+                f"{journal}: the run that stopped had another {shown}; give the same, or "
                 "--overwrite to start anew"
             )
 
     def _note(self, line: Mapping[str, Any]) -> None:
-        with _writing(self._journal):
+        with _writing(self._files[0].journal):
             self._log.write(json.dumps(line).encode() + b"\n")
             self._log.flush()
 
 
 class _Partial:
-    """A file that grows at its end, with its length and CRC."""
+    """A file that grows at its end, with its length and CRC, until it gets its final name."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, final: Path, form: Format) -> None:
+        self.final, self.format = final, form
+        self.path = final.with_name(f"{final.name}.partial")
+        self.journal = final.with_name(f"{final.name}.journal")
+        """Of the first file, that of the run; of the others, whose they are."""
         self._file: BufferedRandom | None = None
         self._length = self._crc = 0
 
@@ -255,24 +278,48 @@ class _Line:
     """Bytes of the journal up to here."""
 
 
-def _read_journal(path: Path) -> tuple[dict[str, Any], list[_Line]]:
-    """Its key and the lines that are whole; no line where the key is not."""
-    key: dict[str, Any] | None = None
-    lines: list[_Line] = []
-    end = 0
-    for text in read_regular(path).splitlines(keepends=True):
+@dataclass
+class _Journal:
+    """As far as its lines are whole; no line where the key is not."""
+
+    key: dict[str, Any] = field(default_factory=dict)
+    found: dict[str, State] = field(default_factory=dict)
+    """What was under the final names when the run began."""
+    lines: list[_Line] = field(default_factory=list)
+
+
+def _read_journal(path: Path) -> _Journal:
+    journal, end = _Journal(), 0
+    if no_file(path):
+        return journal
+    for number, text in enumerate(read_regular(path).splitlines(keepends=True)):
         end += len(text)
         try:
             value = json.loads(text)
-            if key is None:
-                key = dict(value["key"] or {})
+            if number == 0:
+                journal.key, journal.found = dict(value["key"] or {}), dict(value["found"])
                 continue
             files = [(int(length), int(crc)) for length, crc in value["files"]]
             finished = bool(value.get("finished", False))
-            lines.append(_Line(value["rows"], value["record"], files, finished, end))
+            journal.lines.append(_Line(value["rows"], value["record"], files, finished, end))
         except (ValueError, TypeError, KeyError):
             break
-    return key or {}, lines
+    return journal
+
+
+def _check_owner(file: _Partial, own: Path) -> None:
+    """Raise `UserError` for a partial file of a run that may go on under another first name."""
+    if no_file(file.path) or no_file(file.journal):
+        return
+    try:
+        owner = Path(json.loads(read_regular(file.journal))["of"])
+    except (ValueError, TypeError, KeyError):  # a journal of its own
+        return
+    if owner != Path(os.path.abspath(own)) and (lines := _read_journal(owner).lines):
+        raise UserError(
+            f"{file.path}: is of the run of {owner}, which stopped after {lines[-1].rows:,} "
+            "images; --resume that one, or --overwrite to drop this"
+        )
 
 
 def _short(value: object) -> str:

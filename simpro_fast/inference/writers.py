@@ -171,6 +171,22 @@ class Array:
         return file.getvalue()
 
 
+class Fixed:
+    """A text that is known before the first row."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def head(self) -> bytes:
+        return self._text.encode()
+
+    def encode(self, columns: Columns) -> bytes:
+        return b""
+
+    def finish(self, partial: Path, final: Path, rows: int) -> None:
+        move(partial, final)
+
+
 _TABLES: dict[str, type[Csv] | type[JsonLines] | type[Parquet]] = {
     ".csv": Csv,
     ".jsonl": JsonLines,

@@ -9,14 +9,36 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from functools import reduce
+
+from simpro_fast.errors import UserError
+
+_NUMBER = re.compile(r"0*([0-9]+?)([.,]0*)?")
 
 
 def nfc(name: str) -> str:
     """The form in which names are compared."""
     return unicodedata.normalize("NFC", name)
+
+
+def class_name(text: str, where: str) -> str:
+    """A name of a class as it is held, in NFC.
+
+    Raises:
+        UserError: its bytes are no UTF-8; says where it stands.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(text).decode("latin-1")
+        raise UserError(
+            f"{where}: the name of a class is not UTF-8 (in Latin-1 it would be {shown!r}); save "
+            "the table as UTF-8, or rename the folder"
+        ) from None
+    return nfc(text)
 
 
 def _without_spaces(name: str) -> str:
@@ -27,10 +49,17 @@ def _plain_forms(name: str) -> str:
     return unicodedata.normalize("NFKC", name)
 
 
+def _number(name: str) -> str:
+    """Whole numbers without what spreadsheets and pandas add or take away: 007 is 7, and 7.0."""
+    match = _NUMBER.fullmatch(name)
+    return match[1] if match and name.isascii() else name
+
+
 _FOLDS: dict[str, Callable[[str], str]] = {
     "case": str.casefold,
     "spaces": _without_spaces,
     "forms of characters (full width, ligatures)": _plain_forms,
+    "the form of the number": _number,
 }
 
 

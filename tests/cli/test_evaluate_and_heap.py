@@ -14,6 +14,7 @@ from PIL import Image
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 
 from simpro_fast import load_model
+from simpro_fast.cli import evaluate, heap
 from simpro_fast.cli.entry import main
 from simpro_fast.config.schema import Config
 from simpro_fast.data.datasets.registry import load_dataset
@@ -46,6 +47,16 @@ def folders(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def bare(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model without counts of a test set, so that heap need not draw."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "model.safetensors").symlink_to(config.run_dir / "model.safetensors")
+    described = json.loads((config.run_dir / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**described, "confusion": None}))
+    return folder
+
+
 def save(path: Path, pixels: np.ndarray) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
@@ -56,7 +67,7 @@ def command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
     """Runs a verb with --json; returns exit code, document and stderr."""
 
     def run(*words: object) -> Outcome:
-        flags = ("--json", "--output", tmp_path / "out", "--threads", "1")
+        flags = ("--json", "--output", tmp_path / "out", "--threads", "1", "--overwrite")
         code = main([*map(str, words), *map(str, flags)])
         out, err = capsys.readouterr()
         return code, json.loads(out) if out else {}, err
@@ -164,21 +175,16 @@ def test_heap_with_the_counts_of_the_model(
 def test_heap_calibrated_with_a_folder_is_that_of_the_same_counts(
     config: Config, folders: Path, command: Command
 ) -> None:
-    heap = folders / "heap"
-    own = command("heap", config.run_dir, heap)[1]
-    given = command("heap", config.run_dir, heap, "--calibrate", folders / "val")[1]
+    images = folders / "heap"
+    own = command("heap", config.run_dir, images)[1]
+    given = command("heap", config.run_dir, images, "--calibrate", folders / "val")[1]
     assert given["rows"] == own["rows"]
     assert given["calibration"] == {"from": str(folders / "val"), "images": 100}
 
 
 def test_heap_without_validation_images_says_so(
-    config: Config, folders: Path, command: Command, tmp_path: Path
+    bare: Path, folders: Path, command: Command
 ) -> None:
-    bare = tmp_path / "model"
-    bare.mkdir()
-    (bare / "model.safetensors").symlink_to(config.run_dir / "model.safetensors")
-    described = json.loads((config.run_dir / "model.json").read_text())
-    (bare / "model.json").write_text(json.dumps({**described, "confusion": None}))
     code, said, err = command("heap", bare, folders / "heap")
     assert code == 0 and "there is no interval" in err and said["calibration"] is None
     assert all(row["low"] is row["high"] is None for row in said["rows"])
@@ -227,5 +233,49 @@ def test_tables_for_people(
     assert main(["heap", str(config.run_dir), str(folders / "heap"), *flags]) == 0
     said = capsys.readouterr().out
     assert "95 % interval" in said and " to " in said and "calibrated with 100 images" in said
-    assert main(["heap", str(config.run_dir), str(folders / "heap"), *flags, "--quiet"]) == 0
+    quiet = ["heap", str(config.run_dir), str(folders / "heap"), *flags, "--quiet", "--overwrite"]
+    assert main(quiet) == 0
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["heap", "heap"], ["heap.json", "heap.png"]),
+        (["evaluate", "val"], ["confusion.png", "evaluation.json", "reliability.png"]),
+    ],
+)
+def test_nothing_is_replaced_unasked(
+    words: list[str],
+    names: list[str],
+    bare: Path,
+    folders: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verb, data = words
+    flags = ["--output", str(tmp_path), "--threads", "1", "--quiet"]
+    arguments = [verb, str(bare), str(folders / data), *flags]
+    for name in names:
+        (tmp_path / name).write_text("mine")
+        assert main(arguments) == 1
+        assert f"{name}: exists already" in capsys.readouterr().err
+        assert [file.read_text() for file in tmp_path.iterdir()] == ["mine"]
+        (tmp_path / name).unlink()
+    module = evaluate if verb == "evaluate" else heap
+    real = module.load_model
+
+    def meanwhile(*given: Any, **how: Any) -> Any:
+        assert main(arguments) == 1
+        (tmp_path / names[-1]).write_text("mine")
+        return real(*given, **how)
+
+    monkeypatch.setattr(module, "load_model", meanwhile)
+    assert main([*arguments, "--overwrite"]) == 1
+    another, changed = capsys.readouterr().err.splitlines()
+    assert "another process is writing it" in another and "was changed by somebody" in changed
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["mine"]
+    monkeypatch.undo()
+    assert main([*arguments, "--overwrite"]) == 0
+    assert sorted(file.name for file in tmp_path.iterdir()) == names

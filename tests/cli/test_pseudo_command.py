@@ -139,18 +139,101 @@ def test_own_images_and_their_queue(own: tuple[Path, Path], command: Command) ->
             assert own_values == sorted(own_values)
 
 
-def test_labels_in_a_queue_are_never_lost(own: tuple[Path, Path], command: Command) -> None:
-    _, run = own
-    assert command(run, "--queue", "3")[0] == 0
-    code, _, err = command(run)
+QUEUES: dict[str, Callable[[str], bytes]] = {
+    "plain": lambda text: text.encode(),
+    "with a mark": lambda text: text.encode("utf-8-sig"),
+    "semicolons": lambda text: text.replace(",", ";").encode(),
+    "of Excel": lambda text: ("sep=;\n" + text.replace(",", ";")).encode(),
+    "tabs in UTF-16": lambda text: text.replace(",", "\t").encode("utf-16"),
+    "Label": lambda text: text.replace("label", "Label", 1).encode(),
+    "class": lambda text: text.replace("label", "class", 1).encode(),
+}
+"""How a queue may be saved."""
+
+
+@pytest.fixture
+def filled(own: tuple[Path, Path], command: Command) -> tuple[Path, str]:
+    """A queue of a run, and its text with one label."""
+    queue = own[1] / "queue.csv"
+    assert command(own[1], "--queue", "3")[0] == 0
+    return queue, queue.read_text().replace(",,,", ",,owls,", 1)
+
+
+def test_labels_in_a_queue_are_never_lost(filled: tuple[Path, str], command: Command) -> None:
+    queue, text = filled
+    code, _, err = command(queue.parent)
     assert code == 1 and "pseudo.csv: exists already" in err
-    queue = run / "queue.csv"
-    lines = queue.read_text().splitlines()
-    lines[1] = lines[1].replace(",,,", ",,owls,")
-    queue.write_text("\n".join(lines))
-    code, _, err = command(run, "--queue", "3", "--overwrite")
-    assert code == 1 and "queue.csv: holds 1 label(s)" in err and "--add-labels" in err
-    assert "owls" in queue.read_text()
+    others = {
+        "a note": (text.replace("owls", "").replace("entropy", "note"), "has the columns"),
+        "cut off": (text[:-1].rpartition(",")[0], "was cut off"),
+        "no queue": ("a,b\n1,2\n", "no column `path`"),
+    }
+    cases = {name: (save(text), "holds 1 label(s)") for name, save in QUEUES.items()}
+    cases |= {name: (content.encode(), said) for name, (content, said) in others.items()}
+    cases["Latin-1"] = (text.replace("owls", "zéro").encode("latin-1"), "holds 1 label(s)")
+    cases["a workbook"] = (b"PK\3\4" + bytes(30), "is a workbook")
+    for name, (content, said) in cases.items():
+        queue.write_bytes(content)
+        code, _, err = command(queue.parent, "--queue", "3", "--overwrite")
+        assert code == 1 and said in err, (name, err)
+        assert "move it away" in err and queue.read_bytes() == content, name
+    queue.write_text(text.replace("owls", ""))
+    assert command(queue.parent, "--queue", "3", "--overwrite")[0] == 0
+    code, _, err = command(queue.parent, "--queue", "3", "--output", queue, "--overwrite")
+    assert code == 2 and "--queue writes that file" in err
+
+
+def test_labels_typed_meanwhile_stay(
+    filled: tuple[Path, str], command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, text = filled
+    real = pseudo.Answers.queue
+
+    def typing(*arguments: Any, **how: Any) -> np.ndarray:
+        queue.write_text(text)
+        return real(*arguments, **how)
+
+    monkeypatch.setattr(pseudo.Answers, "queue", typing)
+    (queue.parent / "pseudo.csv").write_text("old")
+    code, _, err = command(queue.parent, "--queue", "3", "--overwrite")
+    assert code == 1 and "queue.csv: was changed by somebody else" in err
+    assert queue.read_text() == text and len(rows(queue.parent / "pseudo.csv")) == 29
+    queue.unlink()  # so that it appears
+    code, _, err = command(queue.parent, "--queue", "3", "--output", queue.parent / "p2.csv")
+    assert code == 1 and "was changed by somebody else" in err and queue.read_text() == text
+
+
+def test_queue_of_a_set_without_paths(digits: Config, command: Command, tmp_path: Path) -> None:
+    arguments = (digits.run_dir, "--queue", "2", "--output", tmp_path / "p.csv", "--overwrite")
+    assert command(*arguments)[0] == 0
+    queue = tmp_path / "queue.csv"
+    assert command(*arguments)[0] == 0
+    queue.write_text(queue.read_text().replace(",,", ",3,", 1))
+    code, _, err = command(*arguments)
+    assert code == 1 and "queue.csv: holds 1 label(s)" in err
+
+
+def test_what_a_killed_one_left_is_nobodys(own: tuple[Path, Path], command: Command) -> None:
+    """It cannot go on, so it neither advises that nor stands in the way of the next."""
+    _, run = own
+    kept: dict[Path, bytes] = {}
+    real = pseudo.Answers.fill
+
+    def killed(answers: pseudo.Answers, rule: Any, after: Any) -> None:
+        real(answers, rule, after)
+        kept.update({file: file.read_bytes() for file in run.glob("*.partial")})
+        kept.update({file: file.read_bytes() for file in run.glob("*.journal")})
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pseudo.Answers, "fill", killed)
+        assert command(run, "--logits", run / "f.npy")[0] == 130
+    assert kept and not list(run.glob("*.partial"))
+    for file, content in kept.items():
+        file.write_bytes(content)
+    code, _, err = command(run, "--logits", run / "f.npy")
+    assert code == 0 and "--resume" not in err and len(np.load(run / "f.npy")) == 29
+    assert not list(run.glob("*.partial")) + list(run.glob("*.journal"))
 
 
 def test_filled_in_labels_join_the_labeled_images(
@@ -210,6 +293,14 @@ def test_tasks_for_label_studio(own: tuple[Path, Path], command: Command) -> Non
             served = task["data"]["image"].removeprefix("/data/local-files/?d=")
             assert served.isascii() and (root / unquote(served)).is_file()
             assert str(root / unquote(served)) == task["data"]["path"]
+    edited = Path("all.xml")
+    edited.write_text("<View>of a person</View>")
+    Path("all.json").unlink()
+    code, _, err = command(run, *arguments, "--output", "all.json")
+    assert code == 1 and "all.xml: exists already" in err
+    assert "person" in edited.read_text() and not Path("all.json").exists()
+    assert command(run, *arguments, "--output", "all.json", "--overwrite")[0] == 0
+    ElementTree.parse(edited)
     queue = [Path(row["path"]).name for row in rows(run / "queue.csv")]
     tasks = json.loads((run / "label_studio.json").read_text())
     assert [Path(task["data"]["path"]).name for task in tasks] == queue

@@ -83,9 +83,8 @@ def test_a_run_that_died_anywhere_goes_on_to_the_same_bytes(
     with pytest.raises(Killed):
         write(path, stop=4)
     left = {file.name: file.read_bytes() for file in path.parent.iterdir()}
-    assert sorted(left) == sorted(
-        [f"{path.name}.journal", f"{path.name}.partial", "out.npy.partial"]
-    )
+    names = [f"{name}.{part}" for name in (path.name, "out.npy") for part in ("journal", "partial")]
+    assert sorted(left) == sorted(names)
     name = f"{path.name}{part}"
     for end in cuts(len(left[name])):
         for file, content in left.items():  # as a kill, or a power cut, may leave them
@@ -153,7 +152,7 @@ def test_parquet_is_cut_into_row_groups(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_is_refused(path: Path) -> None:
     with pytest.raises(Killed):
         write(path, stop=2)
-    with pytest.raises(UserError, match="stopped after 8 images; --resume goes on"):
+    with pytest.raises(UserError, match=r"stopped after 8 images; .* --resume goes on"):
         write(path, resume=False)
     for key, said in (
         ({"model": "m", "prior": "uniform"}, 'another prior ("none" then, "uniform" now)'),
@@ -168,8 +167,61 @@ def test_what_is_refused(path: Path) -> None:
     assert len(list(path.parent.iterdir())) == 2
     write(path, chunks=3, resume=False, overwrite=True)
     assert len(np.load(path.with_suffix(".npy"))) == 12
-    with Outputs(formats(path), {}, overwrite=True), pytest.raises(UserError, match="another proc"):
-        Outputs(formats(path), {}, overwrite=True)
+
+
+def test_every_file_is_held_against_other_runs(path: Path) -> None:
+    array = path.with_suffix(".npy")
+    for shared in (path, array):
+        others = {path.with_name("other.csv"): table_format(path, KINDS), shared: Array(3)}
+        with (
+            Outputs(formats(path), {}, overwrite=True),
+            pytest.raises(UserError, match=f"{shared.name}: another process is writing it"),
+        ):
+            Outputs(others, {}, overwrite=True)
+    assert list(path.parent.iterdir()) == []
+    with pytest.raises(Killed):
+        write(path, stop=2)
+    left = array.with_name("out.npy.partial").read_bytes()
+    for resume in (True, False):
+        with pytest.raises(UserError, match=r"out\.npy\.partial: is of the run of .* 8 images"):
+            Outputs({path.with_name("b.csv"): Array(3), array: Array(3)}, {"b": 1}, resume=resume)
+        with pytest.raises(UserError, match="is of the run of"):
+            Outputs({array: Array(3)}, None)
+    assert array.with_name("out.npy.partial").read_bytes() == left
+    write(path)
+    assert len(list(path.parent.iterdir())) == 2
+
+
+def test_only_what_was_found_is_replaced(path: Path, whole: tuple[bytes, bytes]) -> None:
+    """Whatever appears or changes under a name during the work stays, and so does the work."""
+    array = path.with_suffix(".npy")
+    with Outputs(formats(path), {"m": 1}) as outputs:
+        outputs.append(chunk(0), {})
+        array.write_text("of somebody else")
+        with pytest.raises(UserError, match=r"out\.npy: was changed by somebody else"):
+            outputs.finish()
+    assert array.read_text() == "of somebody else" and not path.exists()
+    with pytest.raises(UserError, match="was changed"):
+        Outputs(formats(path), {"m": 1}, resume=True)
+    with Outputs(formats(path), {"m": 1}, overwrite=True):
+        pass
+    assert array.read_text() == "of somebody else"
+    with pytest.raises(Killed):
+        write(path, stop=2, resume=False, overwrite=True)
+    write(path)
+    check(path, whole)
+
+
+def test_a_run_without_a_key_leaves_nothing_to_go_on_from(path: Path) -> None:
+    """As after a kill, which nothing cleans up."""
+    outputs = Outputs(formats(path), None)
+    outputs.append(chunk(0), {})
+    left = {file: file.read_bytes() for file in path.parent.iterdir()}
+    outputs.close()
+    for file, content in left.items():
+        file.write_bytes(content)
+    write(path, chunks=1)
+    assert len(np.load(path.with_suffix(".npy"))) == 4 and len(list(path.parent.iterdir())) == 2
 
 
 def test_replacing_is_remembered_by_a_run_that_goes_on(

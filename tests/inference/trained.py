@@ -12,7 +12,7 @@ from simpro_fast.training.trainer import Trainer
 from tests.conftest import TINY
 
 
-def train(folder: Path, **sections: dict[str, Any]) -> Config:
+def train(folder: Path, **sections: Any) -> Config:
     """Train the tiny configuration below `folder`; its run is `config.run_dir`.
 
     Args:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from simpro_fast.data.files.csv_table import read_table
+from simpro_fast.data.files.csv_table import Table, read_table
 from simpro_fast.data.files.manifest import (
     EVALUATED,
     Manifest,
@@ -25,7 +25,7 @@ from simpro_fast.data.files.manifest import (
 )
 from simpro_fast.errors import UserError
 from simpro_fast.utils.atomic_write import replacing
-from simpro_fast.utils.names import difference, hint, nfc
+from simpro_fast.utils.names import class_name, difference, hint, nfc
 
 FILE_NAME = "added_labels.csv"
 _COLUMNS = ("path", "member", "label")
@@ -108,7 +108,42 @@ def read_labels(path: Path) -> list[GivenLabel]:
     Raises:
         UserError: it cannot be read, is no table, or has no column `path` or `label`.
     """
-    table = read_table(path, "give the table that `pseudo --queue` wrote")
+    return [
+        GivenLabel(
+            *(record["path"], record.get("member", "")),
+            class_name(record["label"].strip(), f"{path} line {line}"),
+            line=line,
+        )
+        for line, record in _label_table(path, "path").records
+    ]
+
+
+def check_no_labels(queue: Path, columns: tuple[str, ...], key: str) -> None:
+    """Find out that a queue, written with these columns, holds nothing that a person has written.
+
+    Args:
+        key: the column that names the images.
+
+    Raises:
+        UserError: it does, or `read_labels` could not read it.
+    """
+    try:
+        table = _label_table(queue, key)
+    except UserError as error:
+        raise UserError(f"{error}. What cannot be read is not replaced: move it away") from None
+    if labels := sum(bool(record["label"].strip()) for _, record in table.records):
+        raise UserError(
+            f"{queue}: holds {labels} label(s); give them to prepare --add-labels, and move it away"
+        )
+    if table.columns != columns:
+        raise UserError(
+            f"{queue}: has the columns {', '.join(table.columns)}, which is no queue as it was "
+            "written; move it away"
+        )
+
+
+def _label_table(path: Path, key: str) -> Table:
+    table = read_table(path, "give the table that `pseudo --queue` wrote", key)
     if "label" not in table.columns:
         raise UserError(
             f"{path}: has no column `label`, only {', '.join(table.columns)}; fill in the class "
@@ -119,12 +154,7 @@ def read_labels(path: Path) -> list[GivenLabel]:
             f"{path}: holds a network's predictions, no labels; write what you know into the "
             "column `label` of what `pseudo --queue` wrote"
         )
-    return [
-        GivenLabel(
-            record["path"], record.get("member", ""), nfc(record["label"].strip()), line=line
-        )
-        for line, record in table.records
-    ]
+    return table
 
 
 class _Adding:
@@ -166,11 +196,10 @@ class _Adding:
                 reason = None if kept else "is not in the list"
             elif len(keys) > 1:
                 reason = f"is {keys[0][0]} or {keys[1][0]}; write the whole path"
-            elif item.label not in self._classes and not new_classes:
-                near = hint(item.label, self._classes)
-                reason = f"class {item.label!r} is unknown (a new one needs --new-classes){near}"
             else:
-                reason = self._move(keys[0], item.label, said.setdefault(keys[0], item.label))
+                reason = self._no_class(item.label, new_classes) or self._move(
+                    keys[0], item.label, said.setdefault(keys[0], item.label)
+                )
             if reason is not None:
                 name = f"{item.path} member {item.member}" if item.member else item.path
                 wrong.append(f"line {item.line}, {name}: {reason}")
@@ -186,13 +215,22 @@ class _Adding:
         keys = ((nfc(os.path.normpath(base / item.path)), item.member) for base in bases)
         return list(dict.fromkeys(key for key in keys if key in self._places))
 
+    def _no_class(self, label: str, new_classes: bool) -> str | None:
+        """Why a label is no class, not even a new one."""
+        if label in self._classes:
+            return None
+        twin = next((name for name in self._classes if difference(label, name)), None)
+        if twin is not None:
+            what = difference(label, twin)
+            return f"class {label!r} differs from {twin!r} in {what} alone; write {twin!r}"
+        near = hint(label, self._classes)
+        unknown = f"class {label!r} is unknown (a new one needs --new-classes){near}"
+        return None if new_classes else unknown
+
     def _move(self, key: _Key, label: str, first: str) -> str | None:
         """Label one image; why that cannot be, or None."""
         if label != first:
             return f"has the label {first!r} in an earlier line and {label!r} here"
-        twin = next((name for name in self._classes if difference(label, name)), None)
-        if label not in self._classes and twin is not None:
-            return f"class {label!r} differs from {twin!r} in {difference(label, twin)} alone"
         here = [self._rows[place] for place in self._places[key]]
         for row in here:
             if row.split in EVALUATED:

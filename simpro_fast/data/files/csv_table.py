@@ -12,11 +12,13 @@ import csv
 import io
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TextIO
 
 from simpro_fast.errors import UserError
 from simpro_fast.utils.regular_file import open_regular
@@ -34,6 +36,14 @@ OTHER_NAMES = {
 """What other programs call our columns; taken where ours is missing and no two could be meant."""
 _SHOWN = 120
 _HEADER_LINES = 20
+_EXCEL = re.compile(r'"?sep=([,;\t])"?\s*')
+"""A first line by which Excel is told the separator."""
+_NO_TABLE = {
+    b"PAR1": "Parquet",
+    b"PK\3\4": "a workbook (or another zip)",
+    b"\xd0\xcf\x11\xe0": "an old workbook",
+}
+"""What people take for a table, by its first bytes."""
 _WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _WIDE_ENDS = tuple(end.encode(code) for end in "\n\r" for code in ("utf-16-le", "utf-16-be"))
 
@@ -53,28 +63,30 @@ class Table:
     """The last line has no end, as where a copy broke off, or as some editors leave it."""
 
 
-def read_table(path: Path, missing: str) -> Table:
-    """Read a CSV file with a column `path`.
+def read_table(path: Path, missing: str, key: str = "path") -> Table:
+    """Read a CSV file with a column `key`.
 
     Args:
         missing: the cure when the file cannot be read.
 
     Raises:
-        UserError: it cannot be read, has no column `path`, is cut off within a line or is no CSV.
-            Names the file, the line and what was found.
+        UserError: it cannot be read, lacks the column, is cut off within a line or is no CSV. Names
+            the file, the line and what was found.
     """
-    with _opened(path, missing) as (columns, records, unfinished):
+    with _opened(path, missing, key) as (columns, records, unfinished):
         return Table(columns, list(records), unfinished)
 
 
 def stream_table(path: Path, missing: str) -> Iterator[Record]:
     """The records of `read_table`, one at a time. Raises the same, when it comes to that."""
-    with _opened(path, missing) as (_, records, _):
+    with _opened(path, missing, "path") as (_, records, _):
         yield from records
 
 
 @contextmanager
-def _opened(path: Path, missing: str) -> Iterator[tuple[tuple[str, ...], Iterator[Record], bool]]:
+def _opened(
+    path: Path, missing: str, key: str
+) -> Iterator[tuple[tuple[str, ...], Iterator[Record], bool]]:
     """Columns, records and whether the last line has no end."""
     try:
         with open_regular(path) as file:
@@ -82,21 +94,20 @@ def _opened(path: Path, missing: str) -> Iterator[tuple[tuple[str, ...], Iterato
             file.seek(max(0, length - 2))
             end = file.read()
             file.seek(0)
-            wide = file.peek(2)[:2] in _WIDE
+            start = file.peek(4)
+            if kind := next((_NO_TABLE[b] for b in _NO_TABLE if start.startswith(b)), None):
+                raise UserError(f"{path}: is {kind}, no CSV; save it as CSV in UTF-8")
+            wide = start[:2] in _WIDE
             ended = end in _WIDE_ENDS if wide else end.endswith((b"\n", b"\r"))
             encoding, errors = ("utf-16", "strict") if wide else ("utf-8-sig", "surrogateescape")
             text = io.TextIOWrapper(file, encoding, errors, newline="")
-            first = text.readline()
-            for _ in range(_HEADER_LINES):  # a quoted name may hold the end of a line
-                if first.count('"') % 2 == 0:
-                    break
-                first += text.readline()
-            if "\0" in first:
+            head, separators = _heading(text)
+            if "\0" in head[-1]:
                 raise UserError(
-                    f"{path}: its first line holds NUL characters, as UTF-16 without its mark has; "
-                    "save it as UTF-8"
+                    f"{path}: its first line holds NUL characters, as UTF-16 without its mark has, "
+                    "and what is no text; save it as CSV in UTF-8"
                 )
-            separator, columns, renamed = _header(path, first)
+            separator, columns, renamed = _header(path, head[-1], separators, key)
             taken = [
                 *(["UTF-16"] if wide else []),
                 *([f"separated by a {_SEPARATORS[separator]}"] if separator != "," else []),
@@ -104,7 +115,7 @@ def _opened(path: Path, missing: str) -> Iterator[tuple[tuple[str, ...], Iterato
             ]
             if taken:
                 logger.info("%s: %s", path, ", ".join(taken))
-            records = _records(path, chain([first], text), separator, columns, not ended)
+            records = _records(path, head, text, separator, columns, not ended)
             yield columns, records, not ended
     except UnicodeDecodeError as error:
         raise UserError(
@@ -121,10 +132,25 @@ def cut_off(path: Path, line: int, found: str) -> UserError:
     )
 
 
-def _header(path: Path, text: str) -> tuple[str, tuple[str, ...], dict[str, str]]:
+def _heading(text: TextIO) -> tuple[list[str], Sequence[str]]:
+    """The first lines, of which the last has the names, and what may separate these."""
+    lines, separators = [text.readline()], list(_SEPARATORS)
+    if match := _EXCEL.fullmatch(lines[0]):
+        separators = [match[1]]
+        lines.append(text.readline())
+    for _ in range(_HEADER_LINES):  # a quoted name may hold the end of a line
+        if lines[-1].count('"') % 2 == 0:
+            break
+        lines[-1] += text.readline()
+    return lines, separators
+
+
+def _header(
+    path: Path, text: str, separators: Sequence[str], key: str
+) -> tuple[str, tuple[str, ...], dict[str, str]]:
     """The separator, our names of the columns, and those that were written otherwise."""
     doubt = ""
-    for separator in _SEPARATORS:
+    for separator in separators:
         try:
             written = next(csv.reader(io.StringIO(text, newline=""), delimiter=separator), [])
         except csv.Error:
@@ -142,7 +168,7 @@ def _header(path: Path, text: str) -> tuple[str, tuple[str, ...], dict[str, str]
                 columns[meant[0]] = ours
                 if written[meant[0]] != ours:
                     renamed[written[meant[0]]] = ours
-        if "path" in columns and not doubt:
+        if key in columns and not doubt:
             twice = next((name for name in columns if columns.count(name) > 1), None)
             if twice is not None:
                 raise UserError(f"{path}: has the column {twice!r} twice; leave one out")
@@ -150,21 +176,26 @@ def _header(path: Path, text: str) -> tuple[str, tuple[str, ...], dict[str, str]
     first = (text.splitlines() or [""])[0]
     found = "is empty" if not first else f"is {first[:_SHOWN]!r}"
     raise UserError(
-        f"{path}: has no column `path`"
-        + (doubt or f"; its first line {found}, expected are names of columns, such as path,label")
+        f"{path}: has no column `{key}`"
+        + (doubt or f"; its first line {found}, expected are names of columns, such as {key},label")
     )
 
 
 def _records(
-    path: Path, lines: Iterable[str], separator: str, columns: Sequence[str], unfinished: bool
+    path: Path,
+    head: Sequence[str],
+    rest: Iterable[str],
+    separator: str,
+    columns: Sequence[str],
+    unfinished: bool,
 ) -> Iterator[Record]:
-    reader = csv.reader(lines, delimiter=separator, strict=True)
+    reader = csv.reader(chain(head, rest), delimiter=separator, strict=True)
     width, line = len(columns), 0
     short: tuple[int, int] | None = None
     try:
         for number, values in enumerate(reader):
             line = reader.line_num
-            if number == 0 or not values:  # an empty line is none
+            if number < len(head) or not values:  # an empty line is none
                 continue
             if len(values) > width:
                 raise UserError(

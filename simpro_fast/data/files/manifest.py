@@ -28,7 +28,7 @@ from simpro_fast.data.files.decode import OK, ImageSource
 from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import UserError, pip_line
 from simpro_fast.utils.atomic_write import replacing
-from simpro_fast.utils.names import nfc, real_path
+from simpro_fast.utils.names import class_name, real_path
 from simpro_fast.utils.regular_file import check_regular
 
 SPLITS = ("labeled", "unlabeled", "val", "test")
@@ -239,7 +239,7 @@ def _row(record: dict[str, Any], base: Path, where: str, spelled: dict[str, dict
             raise UserError(f"{where}: {name}={shown!r} is not a whole number from 0 to {most}")
     if bool(values["width"]) != bool(values["height"]):
         raise UserError(f"{where}: width and height go together; give both or leave out both")
-    label = nfc(values.get("label", ""))
+    label = class_name(values.get("label", ""), where)
     split = values.get("split", "labeled" if label else "unlabeled")
     if split not in SPLITS:
         raise UserError(f"{where}: split={split!r} is not one of {', '.join(SPLITS)}")

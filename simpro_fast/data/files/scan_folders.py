@@ -20,7 +20,7 @@ from simpro_fast.data.files.skipped import (
     Ignored,
 )
 from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.utils.names import hint, nfc
+from simpro_fast.utils.names import class_name, hint
 
 _PARTS = {
     **dict.fromkeys(("labeled", "labelled", "train", "training"), True),
@@ -160,7 +160,7 @@ def scan_classes(root: Path, split: str, ignored: Ignored) -> tuple[list[Row], l
         shards = [place] if os.path.isfile(place) else []
         for entry in [] if shards else _entries(Path(place), ignored):
             if _is_folder(entry):
-                name = nfc(entry.name)
+                name = class_name(entry.name, entry.path)
                 if name in folders:
                     ignored.notes.append(
                         f"{folders[name]} and {entry.path} are one class: their names differ in "

@@ -149,10 +149,27 @@ def test_new_classes_on_request(tmp_path: Path, listed: Manifest) -> None:
         with_labels(listed, tmp_path / "out", queue, new_classes=True)
 
 
+@pytest.mark.parametrize(
+    ("known", "given"), [("3", "3.0"), ("007", "7"), ("7", "007.0"), ("0", "0,")]
+)
+def test_numbers_as_spreadsheets_and_pandas_change_them(
+    tmp_path: Path, listed: Manifest, known: str, given: str
+) -> None:
+    manifest = make_manifest(tmp_path, listed.rows, [known])
+    queue = table(tmp_path, f'path,label\nu/0.jpg,"{given}"\n')
+    for new_classes in (True, False):  # never the class that was not meant
+        with pytest.raises(UserError, match=f"the form of the number alone; write '{known}'") as no:
+            with_labels(manifest, tmp_path / "out", queue, new_classes=new_classes)
+        assert "--new-classes" not in str(no.value)
+
+
 def test_spreadsheets_and_tables_without_labels(tmp_path: Path, listed: Manifest) -> None:
     queue = tmp_path / "queue.csv"
     queue.write_bytes("path;member;label\nu/0.jpg;;cats\n".encode("utf-16"))
     assert labels(with_labels(listed, tmp_path / "out", queue).manifest) == {"0.jpg": "cats"}
+    queue.write_bytes("path,label\nu/0.jpg,z\xe9ro\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"queue\.csv line 2: .* not UTF-8 .*'zéro'"):
+        with_labels(listed, tmp_path / "out", queue, new_classes=True)
     with pytest.raises(UserError, match="has no column `label`, only path, entropy"):
         with_labels(listed, tmp_path / "out", table(tmp_path, "path,entropy\nu/0.jpg,1\n"))
     predicted = table(tmp_path, "path,class,class_id\nu/0.jpg,cats,0\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from pathlib import Path
 
@@ -142,9 +143,19 @@ def test_class_of_a_list_that_only_val_has(tmp_path: Path) -> None:
     assert said is not None and "'Cats' has no usable" in said and "'cats' in case alone" in said
 
 
+def test_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    """A list could not be told from one that was saved in another encoding."""
+    root = tidy(tmp_path)
+    (root / "labeled" / "cats").rename(root / "labeled" / os.fsdecode(b"z\xe9ro"))
+    with pytest.raises(UserError, match=r"z\\udce9ro: .* not UTF-8 .*'zéro'.* rename the folder"):
+        scan_folders(root / "labeled", [root / "unlabeled"])
+
+
 def test_how_names_differ() -> None:
     assert difference("a", "a") is None and difference("a", "b") is None
     assert difference(NFC, NFD) == "Unicode normalisation (NFC and NFD)"
+    assert difference("10", "1") is None and difference("1.5", "1") is None
+    assert difference("0", "00") == difference("3", "3.0") == "the form of the number"
     assert difference("Straße", "STRASSE") == "case"
     assert "case and spaces" in (difference("Big  cat", "bigcat") or "")
     assert hint("x", ["y"]) == "" and hint("a", ["a"]) == "; did you mean 'a'?"

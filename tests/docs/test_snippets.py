@@ -1,0 +1,116 @@
+"""The Python of docs/answers.md, with stand-ins for the packages that it is written for."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from simpro_fast import load_model
+from simpro_fast.cli.entry import main
+from tests.conftest import ROOT
+from tests.data.image_folders import tidy
+from tests.data.tar_shards import as_shards
+from tests.docs.pages import BLOCK
+from tests.inference.trained import train
+
+NAMES = ("007", "NA", unicodedata.normalize("NFD", "é"))
+NUMBERS = ("3", "10", "2")
+
+
+def snippet(package: str) -> str:
+    page = (ROOT / "docs" / "answers.md").read_text(encoding="utf-8")
+    (found,) = (code for kind, code in BLOCK.findall(page) if kind == "python" and package in code)
+    return str(found)
+
+
+def run(code: str, **modules: ModuleType) -> dict[str, Any]:
+    """Run the code with these modules; returns its names."""
+    names: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, module in modules.items():
+            patch.setitem(sys.modules, name.replace("__", "."), module)
+        exec(compile(code, "<page>", "exec"), names)
+    return names
+
+
+def module(name: str, **content: Any) -> ModuleType:
+    made = ModuleType(name)
+    vars(made).update(content)
+    return made
+
+
+@pytest.fixture(scope="module", params=["nested folders", "shards"])
+def photos(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `photos/`, a run on it, and what `predict` says of labeled images and heap."""
+    folder = tmp_path_factory.mktemp("page")
+    root, shards = tidy(folder / "photos"), request.param == "shards"
+    for name, other in zip(("cats", "dogs", "owls"), NUMBERS if shards else NAMES, strict=True):
+        place = (root / "labeled" / name).rename(root / "labeled" / other)
+        if not shards:
+            (place / "deeper").mkdir()
+            (place / "0.jpg").rename(place / "deeper" / "0.jpg")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        labeled = f"{as_shards(root, root)}/labeled-*.tar" if shards else str(root / "labeled")
+        sources = [f"--labeled={labeled}", f"--unlabeled={root / 'unlabeled'}"]
+        assert main(["prepare", *sources, "--output", "photos/prepared"]) == 0
+        data = {"name": "images", "manifest": "photos/prepared/manifest.csv", "image_size": 16}
+        train(folder, name="mine", data={**data, "batch_size": 4, "mu": 2})
+        (root / "unlabeled" / "000.jpg").write_bytes(b"\xff\xd8damaged")
+        for source, table in ((labeled, "labeled"), (str(root / "unlabeled"), "heap")):
+            files = ["--output", f"{table}.csv", "--logits", f"{table}.npy", "--quiet"]
+            arguments = ["predict", "runs/mine/seed1", source, *files, "--on-bad-image=skip"]
+            assert main(arguments) == 0
+    return folder
+
+
+def test_wrong_labels_by_cleanlab(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(photos)
+
+    def find_label_issues(labels: Any, pred_probs: Any, *, return_indices_ranked_by: str) -> Any:
+        assert labels.dtype == np.int64 and pred_probs.shape == (len(labels), 3)
+        np.testing.assert_allclose(pred_probs.sum(1), 1, rtol=1e-5)
+        return np.argsort(pred_probs[range(len(labels)), labels])
+
+    filters = module("cleanlab.filter", find_label_issues=find_label_issues)
+    found = run(snippet("cleanlab"), cleanlab=module("cleanlab"), cleanlab__filter=filters)
+    names = load_model("runs/mine/seed1").class_names
+    assert len(found["labels"]) == len(found["images"]) == len(found["worst_first"]) == 12
+    counts = dict(zip(NUMBERS if "10" in names else NAMES, (5, 4, 3), strict=True))
+    by_name = {unicodedata.normalize("NFC", name): count for name, count in counts.items()}
+    assert {names[k]: n for k, n in enumerate(np.bincount(found["labels"]))} == by_name
+    for image, k in zip(found["images"], found["labels"], strict=True):
+        if not image["member"]:
+            assert names[k] in unicodedata.normalize("NFC", image["path"]).split("/")
+
+
+def test_predictions_in_fiftyone(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(photos)
+    samples: list[Any] = []
+
+    class Sample(dict[str, Any]):
+        def __init__(self, filepath: str) -> None:
+            assert Path(filepath).is_file()
+            super().__init__(filepath=filepath)
+
+    class Dataset:
+        def add_sample(self, sample: Sample) -> None:
+            samples.append(sample)
+
+    class Classification:
+        def __init__(self, *, label: str, confidence: float, logits: Any) -> None:
+            assert type(confidence) is float and logits.shape == (3,)
+            self.label = label
+
+    fo = module("fiftyone", Dataset=Dataset, Sample=Sample, Classification=Classification)
+    run(snippet("fiftyone"), fiftyone=fo)
+    files = sorted((photos / "photos/unlabeled").iterdir())[1:]
+    answers = load_model("runs/mine/seed1").predict(files)
+    assert [Path(sample["filepath"]) for sample in samples] == files
+    assert [sample["prediction"].label for sample in samples] == [a.label for a in answers]
