@@ -330,3 +330,30 @@ def test_gpu_views_are_close_to_the_cpu_ones(shared: Path, tmp_path: Path, kind:
     for cpu, cuda in zip(found["cpu"], found["cuda"], strict=True):
         difference = np.abs(cpu - cuda)[:, 1:-1, 1:-1]
         assert difference.max() <= 5 and difference.mean() < 1
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+def test_a_moment_without_the_file_system_does_not_end_a_run(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """The pipeline says what it says; every file can be read when it is looked at."""
+    monkeypatch.setattr("simpro_fast.data.pipeline.file_loader.PAUSES", (0.0, 0.0))
+    expected = batches(shared, 4)
+    with loader(shared) as ours:
+        failed, run = [0], ours._run
+
+        def sometimes() -> list[torch.Tensor]:
+            if ours._counter.expected == 3 and failed[0] < failures:
+                failed[0] += 1
+                raise RuntimeError("[/opt/dali] Input/output error")
+            return run()
+
+        monkeypatch.setattr(ours, "_run", sometimes)
+        for step in range(2):
+            assert torch.equal(ours.next(step).views, expected[step].views)
+        if failures == 3:
+            with pytest.raises(UserError, match=r"data of step 2: .*Input/output error"):
+                ours.next(2)
+            return
+        for step in (2, 3):
+            assert torch.equal(ours.next(step).views, expected[step].views)
