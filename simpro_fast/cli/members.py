@@ -21,7 +21,7 @@ from typing import Any
 from simpro_fast.cli.sweep import Member
 from simpro_fast.distributed.environment import world_size_from_environment
 from simpro_fast.errors import ConfigError
-from simpro_fast.fault_tolerance.early_signals import dismiss_guard, without_end_at_once
+from simpro_fast.fault_tolerance.early_signals import without_end_at_once
 from simpro_fast.fault_tolerance.stop_requests import PREEMPTED
 from simpro_fast.printable import show
 from simpro_fast.run.resume import finished_summary
@@ -139,7 +139,6 @@ class _Signals:
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` ignore some
                 self._before[number] = signal.signal(number, self._stop)
-        dismiss_guard()  # it would not wait for a member that saves
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from simpro_fast.fault_tolerance.early_signals import dismiss_guard, without_end_at_once
+from simpro_fast.fault_tolerance.early_signals import without_end_at_once
 
 PREEMPTED = 75
 """Exit code EX_TEMPFAIL: stopped on request, the same command goes on."""
@@ -68,7 +68,6 @@ class StopRequests:
         """
         if threading.current_thread() is not threading.main_thread():
             return
-        dismiss_guard()
         _installed.add(self)
         receiver, sender = socket.socketpair()
         receiver.setblocking(False)

@@ -103,51 +103,6 @@ def test_ignored_interrupts_stay_ignored(
     assert (done.returncode, done.stderr) == (99, "")
 
 
-# Keeps Python's lock in a C call that no signal interrupts, as a library can while it is loaded.
-_STUCK = """
-import ctypes, os, signal, time
-from simpro_fast.fault_tolerance.early_signals import end_on_signals
-end_on_signals(0.5)
-libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
-if os.fork() == 0:
-    asleep = 0  # in the call that follows
-    while asleep < 5:
-        time.sleep(0.01)
-        with open(f"/proc/{os.getppid()}/stat") as stat:
-            asleep = asleep + 1 if stat.read().rpartition(")")[2].split()[0] == "S" else 0
-    os.kill(os.getppid(), signal.SIGTERM)
-    os._exit(0)
-libc.pthread_mutex_lock(mutex)
-libc.pthread_mutex_lock(mutex)
-"""
-
-
-def test_a_c_call_that_does_not_return_is_ended_from_outside() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _STUCK],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == -signal.SIGKILL
-    assert done.stderr.count("\n") == 1
-    assert "preempted (SIGTERM) before training began" in done.stderr
-    assert "a library did not return within 0.5 s" in done.stderr
-
-
-def test_the_process_that_stands_by_ends_with_its_task() -> None:
-    code = (
-        "import os, sys\n"
-        "from simpro_fast.fault_tolerance import early_signals\n"
-        "early_signals.end_on_signals()\n"
-        "guard = early_signals._guard[0]\n"
-        "early_signals.dismiss_guard()\n"
-        "assert not os.path.exists(f'/proc/{guard}')\n"
-    )
-    subprocess.run([sys.executable, "-c", code], env=clean_environment(), check=True, timeout=60)
-
-
 def test_training_in_a_worker_thread(tiny: MakeConfig, tmp_path: Path) -> None:
     """Signals then stay the affair of the program around it."""
     config = tiny({"train.steps": 2, "train.period": 1})
