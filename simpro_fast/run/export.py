@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from simpro_fast.config import Config
@@ -18,7 +17,13 @@ from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
 from simpro_fast.evaluation import Evaluation, many_medium_few
 from simpro_fast.inference.model_card import CARD, model_card
-from simpro_fast.inference.model_file import DESCRIPTION, WEIGHTS, ModelFile, shares
+from simpro_fast.inference.model_file import (
+    DESCRIPTION,
+    WEIGHTS,
+    ModelFile,
+    shares,
+    write_weights,
+)
 from simpro_fast.report import write_report
 from simpro_fast.report.groups import group_runs
 from simpro_fast.report.pictures import FOLDER, ViewsFigure, save_mistakes, save_views
@@ -26,7 +31,7 @@ from simpro_fast.report.runs import load_run
 from simpro_fast.report.terminal import print_summary
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.pictures import confident_mistakes
-from simpro_fast.utils.atomic_write import replacing, write_atomically, write_json
+from simpro_fast.utils.atomic_write import write_atomically, write_json
 from simpro_fast.utils.machine import machine_name
 from simpro_fast.utils.provenance import library_versions
 
@@ -170,13 +175,12 @@ def export_model(run: RunDirectory, trained: TrainedRun, weights: dict[str, Tens
     """`model.safetensors` and `model.json`: the EMA weights, float32, and what using them needs."""
     config, dataset = trained.config, trained.dataset
     saved = {
-        name: (value.float() if value.is_floating_point() else value).contiguous().cpu()
+        name: value.float() if value.is_floating_point() else value
         for name, value in weights.items()
     }
-    with replacing(run.path / WEIGHTS) as file:
-        file.write(save(saved))
     confusion = None if trained.evaluation is None else trained.evaluation.confusion
     description = ModelFile(
+        weights_sha256=write_weights(run.path / WEIGHTS, saved),
         model=config.model,
         method=config.method.name,
         class_names=dataset.class_names,

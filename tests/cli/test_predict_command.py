@@ -242,7 +242,7 @@ def test_a_model_that_is_cut_short(
     weights = Path("copy/model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-9])
     assert predict.main(["copy", "heap é", "--output", "out.csv"]) == 1
-    assert "model.safetensors: damaged or cut short" in capsys.readouterr().err
+    assert "model.safetensors: its sha256 is not" in capsys.readouterr().err
 
 
 def test_finished_output_is_not_replaced_unasked(
