@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simpro_fast.cli.ending import DONE, FAILED
-from simpro_fast.cli.output_folder import check_output
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.printable import show
 from simpro_fast.report.answers import check_matplotlib
+from simpro_fast.utils.atomic_write import check_output
 
 
 def common_flags(parser: CommandParser) -> None:
@@ -35,11 +35,11 @@ def prepare_folder(options: argparse.Namespace) -> None:
 
     Raises:
         UserError: a package is missing.
-        ConfigError: the folder is no place to write to.
+        OutputError: the folder is no place to write to.
     """
     if not options.no_figures:
         check_matplotlib()
-    check_output(options.output)
+    check_output(options.output, folder=True)
 
 
 def conclude(

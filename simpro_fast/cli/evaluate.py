@@ -41,7 +41,8 @@ Writes evaluation.json, confusion.png and reliability.png into --output. A class
 null there and - in the table. docs/answers.md explains all of it.
 
 Exit code: 0 all images are evaluated, 1 some could not be read (0 with --on-bad-image skip) or the
-run failed, 2 wrong usage or a folder that is no class of the model, 130 interrupted."""
+run failed, 2 wrong usage, a folder that is no class of the model or an output that cannot be
+written, 130 interrupted."""
 _CLASSES_SHOWN = 50
 
 

@@ -8,7 +8,6 @@ off the rest, so that neither a kill nor a power cut between two writes leaves a
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import zlib
@@ -22,7 +21,7 @@ from typing import Any
 
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.inference.writers import Columns, Format
-from simpro_fast.utils.atomic_write import words_of
+from simpro_fast.utils.atomic_write import check_output, unwritable
 from simpro_fast.utils.file_lock import locked
 from simpro_fast.utils.regular_file import no_file, open_regular, read_regular
 
@@ -124,8 +123,7 @@ class Outputs:
 
     def _lock(self) -> None:
         for path in self._final:
-            if path.is_dir():
-                raise UserError(f"{path}: is a folder; give the name of a file")
+            check_output(path)
         cure = "choose another --output"
         try:
             self._stack.enter_context(locked(self._journal, cure, wait=False))
@@ -152,9 +150,6 @@ class Outputs:
                     f"{path}: exists already; give another name, or --overwrite to replace it"
                 )
         self._owned = True
-        for path in self._final:
-            for leftover in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
-                leftover.unlink(missing_ok=True)  # of a run that was killed: we are alone here
         good = len(lines) if interrupted else 0
         self.finished = bool(good) and lines[-1].finished
         if not self.finished:
@@ -162,7 +157,8 @@ class Outputs:
                 good = min(good, file.agreeing([line.files[i] for line in lines[:good]]))
         kept = lines[:good]
         with _writing(self._journal):
-            self._log = self._stack.enter_context(self._journal.open("r+b"))
+            self._log = self._journal.open("r+b")
+            self._stack.callback(_close, self._log)
             self._log.truncate(kept[-1].end if kept else 0)
             self._log.seek(0, os.SEEK_END)
         if kept:
@@ -239,8 +235,7 @@ class _Partial:
 
     def close(self) -> None:
         if self._file is not None:
-            with suppress(OSError):  # of a disk that has refused the same before
-                self._file.close()
+            _close(self._file)
 
 
 @dataclass(frozen=True)
@@ -280,9 +275,14 @@ def _short(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
+def _close(file: BufferedRandom) -> None:
+    with suppress(OSError):  # of a disk that has refused the same before
+        file.close()
+
+
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({words_of(error)})") from None
+        raise unwritable(path, error) from None

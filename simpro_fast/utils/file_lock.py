@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from simpro_fast.errors import UserError
+from simpro_fast.utils.atomic_write import unwritable
 
 logger = logging.getLogger(__name__)
 
@@ -26,15 +26,14 @@ def locked(path: Path, cure: str, *, folder: bool = False, wait: bool = True) ->
         cure: what to do when it cannot be made.
 
     Raises:
-        UserError: it cannot be made.
+        OutputError: it cannot be made.
         BlockingIOError: another process holds it, without `wait`.
     """
     try:
         (path if folder else path.parent).mkdir(parents=True, exist_ok=True)
         held = os.open(path, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        reason = f"{path.parent}: cannot be written ({error.strerror})"
-        raise UserError(f"{reason}; {cure}") from None
+        raise unwritable(path.parent, error, cure) from None
     try:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
