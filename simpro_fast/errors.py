@@ -1,5 +1,9 @@
 """Errors that a user can cure. The command line prints them as one line and sets the exit code."""
 
+import re
+import shlex
+from importlib import metadata
+
 from simpro_fast.printable import printable
 
 
@@ -25,6 +29,18 @@ class ConfigError(UserError):
     exit_code = 2
 
 
+class OutputError(UserError):
+    """An output cannot be written: no permission, no space, a folder in its place. Exit code 2."""
+
+    exit_code = 2
+
+
 def pip_line(extra: str) -> str:
-    """How to get the packages of an extra of setup.py, in a clone and elsewhere."""
-    return f"`pip install -e '.[{extra}]'` in a clone, else `pip install 'simpro_fast[{extra}]'`"
+    """How to get the packages of an extra of setup.py, with or without a clone."""
+    try:
+        known = metadata.requires("simpro_fast") or []
+    except metadata.PackageNotFoundError:  # a tree that was never installed
+        known = []
+    marked = [text.partition(";") for text in known]
+    wanted = [name.strip() for name, _, when in marked if re.search(rf"extra == .{extra}\W", when)]
+    return f"`pip install {shlex.join(wanted or ['-e', f'.[{extra}]'])}`"

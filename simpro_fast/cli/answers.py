@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from simpro_fast.cli.ending import DONE, FAILED
-from simpro_fast.cli.output_folder import check_output
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.printable import show
 from simpro_fast.report.answers import check_matplotlib
+from simpro_fast.utils.atomic_write import check_output
 from simpro_fast.utils.claimed_files import State, check_new, claimed
 
 Files = Mapping[Path, State]
@@ -44,11 +44,11 @@ def output_files(options: argparse.Namespace, table: str, *figures: str) -> Iter
 
     Raises:
         UserError: a package is missing, a file is there already, or another process writes it.
-        ConfigError: the folder is no place to write to.
+        OutputError: the folder is no place to write to.
     """
     if not options.no_figures:
         check_matplotlib()
-    check_output(options.output)
+    check_output(options.output, folder=True)
     names = [table, *(() if options.no_figures else figures)]
     with claimed(options.output / name for name in names) as found:
         if not options.overwrite:

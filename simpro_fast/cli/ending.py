@@ -14,6 +14,7 @@ from types import FrameType
 
 from simpro_fast.errors import UserError
 from simpro_fast.printable import show
+from simpro_fast.utils.atomic_write import FULL, unwritable
 
 WHOLE = "interrupted; files are whole"
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -25,7 +26,8 @@ def verb(body: Body) -> Body:
     """Let `body(arguments)` return its exit code and raise what users can cure.
 
     A `UserError`, an `OSError`, Ctrl-C and a reader that has gone (`... | head`) become one line on
-    stderr and the exit code: 1, or 2 for usage (`ConfigError`), 130 for Ctrl-C.
+    stderr and the exit code: 1, or 2 for usage (`ConfigError`) and outputs that cannot be written
+    (`OutputError`), 130 for Ctrl-C.
     """
 
     @wraps(body)
@@ -77,15 +79,21 @@ def _explained(error: Exception) -> int:
     if isinstance(error, BrokenPipeError):
         return reader_gone()
     if isinstance(error, OSError):
+        if error.filename is None and error.errno in FULL:  # files of ours have names
+            return _no_more_output(str(unwritable("standard output", error)), USAGE)
         return _say(f"error: {error}; check the path, its permissions and free space", FAILED)
     raise error
 
 
 def reader_gone() -> int:
     """After a BrokenPipeError: say so in one line; returns the exit code."""
+    return _no_more_output("nobody reads the output any more; files are whole", FAILED)
+
+
+def _no_more_output(why: str, code: int) -> int:
     with suppress(OSError):  # else the interpreter flushes into it once more
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return _say("error: nobody reads the output any more; files are whole", FAILED)
+    return _say(f"error: {why}", code)
 
 
 def _say(line: str, code: int) -> int:

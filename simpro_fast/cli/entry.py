@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
@@ -120,6 +121,8 @@ def _overview() -> str:
 
 def run(verb: str, arguments: Sequence[str] | None = None) -> int:
     """Run one verb, by default with the arguments of this process; returns its exit code."""
+    # Pillow's remarks on odd tags, one a file. In the process of a command, not in a host's.
+    warnings.filterwarnings("ignore", module=r"PIL(\.|$)")
     if verb == "train":
         end_on_signals()
     with interrupt_ends():

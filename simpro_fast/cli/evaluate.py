@@ -43,7 +43,8 @@ with --overwrite only. A class without images has null there and - in the table.
 explains all of it.
 
 Exit code: 0 all images are evaluated, 1 some could not be read (0 with --on-bad-image skip) or the
-run failed, 2 wrong usage or a folder that is no class of the model, 130 interrupted."""
+run failed, 2 wrong usage, a folder that is no class of the model or an output that cannot be
+written, 130 interrupted."""
 _CLASSES_SHOWN = 50
 
 

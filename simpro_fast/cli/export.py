@@ -16,7 +16,7 @@ from simpro_fast.inference.hub_folder import read_card, write_hub_folder
 from simpro_fast.inference.model import load_model
 from simpro_fast.inference.onnx_file import check_onnx_packages, write_onnx
 from simpro_fast.printable import show
-from simpro_fast.utils.atomic_write import check_writable
+from simpro_fast.utils.atomic_write import check_output
 
 DESCRIPTION = """\
 Write a trained network for other programs.
@@ -35,7 +35,7 @@ of the run. Nothing is uploaded; simpro_fast.load_model reads the folder."""
 EPILOG = """\
 docs/export.md shows how to use both elsewhere.
 
-Exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+Exit code: 0 done, 1 failed, 2 wrong usage or an output that cannot be written, 130 interrupted."""
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -91,11 +91,7 @@ def _check_target(path: Path, overwrite: bool, *, folder: bool) -> None:
     Raises:
         UserError: saying why not.
     """
-    if folder and os.path.lexists(path) and not path.is_dir():
-        raise UserError(f"{path}: is no folder; give another name")
-    if not folder and path.is_dir():
-        raise UserError(f"{path}: is a folder; give the name of a file")
+    check_output(path, folder=folder)
     taken = any(path.iterdir()) if path.is_dir() else os.path.lexists(path)
     if taken and not overwrite:
         raise UserError(f"{path}: exists already; give another name, or --overwrite to replace it")
-    check_writable(path if folder else path.parent)

@@ -46,7 +46,8 @@ trust those, and pi_u of the training stand beside it. All of it assumes that im
 alike in VAL and in the heap.
 
 Exit code: 0 all images are counted, 1 some could not be read (0 with --on-bad-image skip) or the
-run failed, 2 wrong usage or a folder of VAL that is no class of the model, 130 interrupted."""
+run failed, 2 wrong usage, a folder of VAL that is no class of the model or an output that cannot be
+written, 130 interrupted."""
 USED_IN_TRAINING = (
     "of a heap that was trained on, the network has fitted its own guesses; it is then right or "
     "wrong otherwise than on VAL, and intervals may miss"

@@ -51,7 +51,7 @@ An interrupted run leaves OUTPUT.partial and OUTPUT.journal; --resume goes on fr
 same bytes in the end. docs/answers.md explains all of it.
 
 Exit code: 0 all images are answered, 1 some could not be read (0 with --on-bad-image skip) or
-the run failed, 2 wrong usage, 130 interrupted."""
+the run failed, 2 wrong usage or an output that cannot be written, 130 interrupted."""
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:

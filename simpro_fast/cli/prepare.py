@@ -17,7 +17,7 @@ from simpro_fast.cli.parser import CommandParser
 from simpro_fast.config import load_config
 from simpro_fast.config.schema import Config, DataConfig
 from simpro_fast.data.datasets.imagenet import IMAGENET, list_tree
-from simpro_fast.data.files.added_labels import FILE_NAME, Labeled, with_labels
+from simpro_fast.data.files.added_labels import Labeled, with_labels
 from simpro_fast.data.files.check import CACHE_NAME, check_images, nothing_to_learn_from
 from simpro_fast.data.files.decode import MEGAPIXELS
 from simpro_fast.data.files.manifest import Manifest, read_manifest, write_manifest
@@ -29,7 +29,7 @@ from simpro_fast.data.files.summary import report, summary_lines
 from simpro_fast.data.pipeline.file_graph import GraphDecoder
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.printable import show
-from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.atomic_write import check_output, replacing
 from simpro_fast.utils.file_lock import locked
 from simpro_fast.utils.logs import log_to_terminal
 from simpro_fast.utils.machine import cpu_cores
@@ -51,8 +51,8 @@ examples:
 EPILOG = """\
 docs/own_data.md says which files are read, and what the manifest holds.
 
-Exit code: 0 done, 1 files are damaged or doubtful (0 with --on-bad-image skip), 2 wrong usage, 130
-interrupted; the next call goes on."""
+Exit code: 0 done, 1 files are damaged or doubtful (0 with --on-bad-image skip), 2 wrong usage or
+an output that cannot be written, 130 interrupted; the next call goes on."""
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -158,16 +158,9 @@ def _data(options: argparse.Namespace) -> DataConfig | None:
 @contextmanager
 def _alone(output: Path) -> Iterator[None]:
     """One process at a time per output folder; the next finds everything done."""
+    check_output(output, folder=True)
     with locked(output / ".prepare.lock", "choose another --output"):
-        for leftover in _leftovers(output):  # of a process that was killed: we are alone here
-            leftover.unlink()
         yield
-
-
-def _leftovers(output: Path) -> list[Path]:
-    """Temporary files of `replacing` for the names that are written here."""
-    names = (CACHE_NAME, FILE_NAME, "manifest.*", "report.json", "packed_*.npy", "packed_*.json")
-    return [path for name in names for path in output.glob(f".{name}.????????.tmp")]
 
 
 def _prepare_images(options: argparse.Namespace, data: DataConfig | None) -> int:
@@ -190,6 +183,7 @@ def _prepare_images(options: argparse.Namespace, data: DataConfig | None) -> int
 def _check_unedited(options: argparse.Namespace) -> None:
     """Refuse to replace a file that is not, byte by byte, what an earlier run here has written."""
     target = options.init_config
+    check_output(target)
     if not os.path.lexists(target):
         return
     path = _manifest_path(options)

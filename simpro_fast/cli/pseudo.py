@@ -49,7 +49,8 @@ Columns: path and member (index for data sets that are arrays), status, pseudo_c
 pseudo_probability, kept (whether the training would learn from it: its rule at its end).
 
 Exit code: 0 done, 1 some images could not be read (0 with --on-bad-image skip) or it failed,
-2 wrong usage, 130 interrupted. docs/answers.md explains the queue."""
+2 wrong usage or an output that cannot be written, 130 interrupted. docs/answers.md explains the
+queue."""
 _FORMATS = {"csv": "pseudo.csv", "parquet": "pseudo.parquet", "label-studio": "label_studio.json"}
 _QUEUE = "queue.csv"
 _PLACE = {"path": "text", "member": "text"}

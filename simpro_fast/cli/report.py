@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from simpro_fast.cli.ending import DONE, verb
-from simpro_fast.cli.output_folder import check_output
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.errors import ConfigError
 from simpro_fast.printable import show
@@ -17,6 +16,7 @@ from simpro_fast.report.groups import check_same_split, group_runs, seeds_that_d
 from simpro_fast.report.pictures import FOLDER
 from simpro_fast.report.runs import Run, find_runs, load_run
 from simpro_fast.report.terminal import print_report, report_data
+from simpro_fast.utils.atomic_write import check_output
 
 EXAMPLE = "runs/digits_lt/reversed/seed1"
 
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return DONE
     default = named[0] / FOLDER if len(named) == 1 else named[0] / FOLDER / "compare"
     folder = options.output or default
-    check_output(folder)
+    check_output(folder, folder=True)
     print_report(groups, notes)
     for path in write_report(groups, folder, notes):
         show(f"{'page' if path.suffix == '.html' else 'figure'} {path}")

@@ -9,7 +9,6 @@ from typing import Any
 
 from simpro_fast.cli.ending import verb
 from simpro_fast.cli.members import print_commands, train_members
-from simpro_fast.cli.output_folder import check_output
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.cli.sweep import Member, add_sweep_flags, launcher_of, members_of, value_text
 from simpro_fast.errors import ConfigError
@@ -18,7 +17,7 @@ from simpro_fast.report.published import published_for
 from simpro_fast.report.runs import METHOD_TITLES, kl_of_uniform
 from simpro_fast.report.tables import METRICS, Block, Cell, latex, markdown
 from simpro_fast.run.resume import finished_summary
-from simpro_fast.utils.atomic_write import write_atomically
+from simpro_fast.utils.atomic_write import check_output, write_atomically
 
 _EPILOG = """examples:
   simpro-fast table digits_lt/reversed digits_lt/uniform --grid method.name=simpro,fixmatch \\
@@ -64,9 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return print_commands(members, launcher)
     files = [options.output.with_name(options.output.name + ending) for ending in (".md", ".tex")]
     for path in files:
-        if path.is_dir():
-            raise ConfigError(f"--output {options.output}: {path} is a folder; give another name")
-    check_output(options.output.parent, "give another place")
+        check_output(path)
     code = train_members(members, launcher)
     blocks = [block_of(members, key) for key in metrics]
     notes = notes_of(members, blocks)

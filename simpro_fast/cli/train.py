@@ -26,8 +26,8 @@ examples:
   simpro-fast train digits_lt/reversed --grid method.tau=1,2 --seeds 1,2,3
   deepspeed --num_gpus 8 launch/train.py --config cifar10_lt/reversed data.root=/data/cifar"""
 EPILOG = """\
-Exit code: 0 done, 1 failed, 2 wrong usage or configuration, 75 preempted (run it again), 130
-interrupted.
+Exit code: 0 done, 1 failed, 2 wrong usage, a wrong configuration or an output that cannot be
+written, 75 preempted (run it again), 130 interrupted.
 
 Keys, for key.sub=value and YAML files; simpro-fast train CONFIG --print-config shows their values,
 configs/README.md the shipped configurations, docs/methods.md the keys of the methods:

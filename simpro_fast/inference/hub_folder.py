@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from safetensors.torch import save
-
 from simpro_fast.errors import UserError
 from simpro_fast.inference.model import TrainedModel
 from simpro_fast.inference.model_card import CARD
-from simpro_fast.inference.model_file import DESCRIPTION, WEIGHTS
-from simpro_fast.utils.atomic_write import replacing, write_atomically, write_json
+from simpro_fast.inference.model_file import DESCRIPTION, WEIGHTS, write_weights
+from simpro_fast.utils.atomic_write import write_atomically, write_json
 from simpro_fast.utils.regular_file import no_file, read_text
 
 
@@ -35,10 +33,8 @@ def write_hub_folder(model: TrainedModel, card: str, folder: Path) -> list[Path]
     Raises:
         UserError: one of them cannot be written.
     """
-    file = model.file
-    weights = {name: t.contiguous().cpu() for name, t in model.module.state_dict().items()}
-    with replacing(folder / WEIGHTS) as out:
-        out.write(save(weights, metadata={"format": "pt"}))
+    sha256 = write_weights(folder / WEIGHTS, model.module.state_dict())
+    file = model.file.model_copy(update={"weights_sha256": sha256})
     file.write(folder / DESCRIPTION)
     config = {
         "model_type": "simpro_fast",

@@ -23,7 +23,13 @@ from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.estimation.posterior import posterior, resolve_prior
 from simpro_fast.evaluation import network_input
-from simpro_fast.inference.model_file import DESCRIPTION, WEIGHTS, ModelFile, read_model_file
+from simpro_fast.inference.model_file import (
+    ANEW,
+    DESCRIPTION,
+    WEIGHTS,
+    ModelFile,
+    read_model_file,
+)
 from simpro_fast.models import build_model, needs_import
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.parallel_map import in_order
@@ -63,13 +69,9 @@ class TrainedModel:
         return self.file.class_names
 
     def digest(self) -> str:
-        """sha256 over the weights and `model.json`: another one may answer otherwise."""
+        """sha256 over `model.json` and its hash of the weights: another may answer otherwise."""
         said = json.dumps(self.file.model_dump(mode="json"))  # ASCII: names may be no UTF-8
-        digest = hashlib.sha256(said.encode())
-        for name, tensor in sorted(self.module.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()
+        return hashlib.sha256(said.encode()).hexdigest()
 
     def preprocess(self, picture: Picture) -> np.ndarray:
         """What the network sees of a picture: uint8 [S, S, 3], the same as in evaluation.
@@ -170,7 +172,8 @@ def load_model(
 
     Raises:
         UserError: no model there, a file is damaged or cut, they do not belong together, the
-            format is another version's, or the network is code that is not trusted.
+            format is another version's, a weight is not finite or of another type than the
+            network's, or the network is code that is not trusted.
     """
     given = Path(path)
     folder = given if given.is_dir() else given.parent
@@ -195,7 +198,7 @@ def load_model(
     # The kernel that a GPU trained with is not asked for on a machine without one.
     network = file.model.model_copy(update={"norm_impl": "auto"})
     module = build_model(network, len(file.class_names), file.image_size, seed=0)
-    _fill(module, weights)
+    _fill(module, weights, file.weights_sha256)
     return TrainedModel(module, file, pick_device(device))
 
 
@@ -212,26 +215,39 @@ def pick_device(device: str) -> torch.device:
     return torch.device(device)
 
 
-def _fill(module: nn.Module, path: Path) -> None:
+def _fill(module: nn.Module, path: Path, sha256: str) -> None:
     try:
-        tensors = load(read_regular(path))
+        content = read_regular(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise UserError(
+            f"{path}: its sha256 is not the one in {DESCRIPTION}: it is damaged, cut short, or "
+            f"of another model; {ANEW}"
+        )
+    try:
+        tensors = load(content)
     except (SafetensorError, KeyError, ValueError) as error:
         first = (str(error).splitlines() or ["damaged"])[0]
-        raise UserError(
-            f"{path}: damaged or cut short ({first}); copy it or export the model again"
-        ) from None
+        raise UserError(f"{path}: no weights ({first}); {ANEW}") from None
     own = module.state_dict()
     for name in sorted(own.keys() | tensors.keys()):
-        here, there = own.get(name), tensors.get(name)
-        if here is None or there is None or here.shape != there.shape:
-            shapes = [None if t is None else list(t.shape) for t in (here, there)]
+        here, there = (_described(t.get(name)) for t in (own, tensors))
+        if here != there:
             raise UserError(
-                f"{path}: does not belong to the {DESCRIPTION} beside it: {name} is {shapes[1]} "
-                f"there, {shapes[0]} in the network that {DESCRIPTION} describes; copy both again"
+                f"{path}: does not belong to the {DESCRIPTION} beside it: {name} is {there} "
+                f"there, {here} in the network that {DESCRIPTION} describes; {ANEW}"
+            )
+        if not torch.isfinite(tensors[name]).all():
+            raise UserError(
+                f"{path}: {name} has values that are not finite, so every answer would be wrong; "
+                "train again with a lower optim.lr or with optim.grad_clip"
             )
     module.load_state_dict(tensors)
+
+
+def _described(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
 
 
 def _batches(items: Iterator[np.ndarray], size: int) -> Iterator[list[np.ndarray]]:

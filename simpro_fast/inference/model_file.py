@@ -5,21 +5,28 @@ Nothing in it names a place on the machine that trained it.
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from safetensors.torch import save
+from torch import Tensor
 
 from simpro_fast.config.schema import ModelConfig
 from simpro_fast.errors import UserError
-from simpro_fast.utils.atomic_write import write_json
+from simpro_fast.utils.atomic_write import replacing, write_json
 from simpro_fast.utils.regular_file import no_file, read_text
 
-FORMAT = 1
+FORMAT = 2
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+ANEW = (
+    "copy or export both files again; in a run directory remove summary.json, if it is there, and "
+    "start the training command again, which writes both from the last checkpoint"
+)
+"""How to get weights and description that can be read and belong together."""
 
 # JSON has lists where these are tuples.
 Prior = Annotated[tuple[float, ...], Strict(False)]
@@ -31,9 +38,13 @@ Counts = Annotated[tuple[Annotated[tuple[int, ...], Strict(False)], ...], Strict
 class ModelFile(BaseModel):
     """The content of `model.json`; K classes, priors of length K, each with a positive sum."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="ignore", protected_namespaces=(), allow_inf_nan=False
+    )
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
+    weights_sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    """Of the file of the weights, see `write_weights`."""
     model: ModelConfig
     """Architecture; `weights`, a path, is left out."""
     method: str
@@ -79,7 +90,7 @@ class ModelFile(BaseModel):
             raise ValueError(f"confusion must be {classes} x {classes} counts")
         if rows is not None and min(map(min, rows)) < 0:
             raise ValueError("confusion must hold no count below 0")
-        if not all(0 < value < math.inf for value in self.std):
+        if min(self.std) <= 0:
             raise ValueError("std must be positive")
         return self
 
@@ -88,6 +99,19 @@ class ModelFile(BaseModel):
         content = self.model_dump(mode="json")
         del content["model"]["weights"]
         write_json(path, content)
+
+
+def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """Write a safetensors file, whole or not at all; returns its sha256 for `ModelFile`.
+
+    The same tensors are the same bytes. Whoever stops between this and the description leaves a
+    pair that `load_model` refuses, and that the same command makes whole.
+    """
+    plain = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    content = save(plain, metadata={"format": "pt"})
+    with replacing(path) as file:
+        file.write(content)
+    return hashlib.sha256(content).hexdigest()
 
 
 def read_model_file(path: Path) -> ModelFile:
@@ -101,14 +125,11 @@ def read_model_file(path: Path) -> ModelFile:
     try:
         content: Any = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: no JSON ({error}); copy or export the model again") from None
+        raise UserError(f"{path}: no JSON ({error}); {ANEW}") from None
     found = content.get("format") if isinstance(content, dict) else None
     if found != FORMAT:
-        kind = "an older simpro_fast or another program" if found is None else f"format {found}"
-        raise UserError(
-            f"{path}: made by {kind}, this version reads format {FORMAT}; use the version "
-            "that wrote it, or train again"
-        )
+        kind = "of no format" if found is None else f"of format {found}"
+        raise UserError(f"{path}: {kind}, this version reads format {FORMAT}; {ANEW}")
     try:
         return ModelFile.model_validate(content)
     except ValidationError as error:
@@ -116,7 +137,7 @@ def read_model_file(path: Path) -> ModelFile:
         where = ".".join(map(str, first["loc"]))
         said = first["msg"].removeprefix("Value error, ")
         raise UserError(
-            f"{path} is damaged ({f'{where}: ' if where else ''}{said}); export the model again"
+            f"{path} is damaged ({f'{where}: ' if where else ''}{said}); {ANEW}"
         ) from None
 
 

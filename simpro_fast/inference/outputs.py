@@ -9,7 +9,6 @@ the other files of a run, `G.npy.journal` says where its journal is.
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import zlib
@@ -23,7 +22,7 @@ from typing import Any
 
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.inference.writers import Columns, Format
-from simpro_fast.utils.atomic_write import words_of
+from simpro_fast.utils.atomic_write import unwritable
 from simpro_fast.utils.claimed_files import State, check_new, check_same, claimed
 from simpro_fast.utils.regular_file import no_file, open_regular, read_regular
 
@@ -161,12 +160,10 @@ class Outputs:
         """Remove what a killed run left, and open what is to grow."""
         first = self._files[0]
         self._owned = True
-        for path in self._found:
-            for leftover in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
-                leftover.unlink(missing_ok=True)  # of a run that was killed: we are alone here
         kept = lines[: self._agreeing(lines)]
         with _writing(first.journal):
-            self._log = self._stack.enter_context(first.journal.open("a+b"))
+            self._log = first.journal.open("a+b")
+            self._stack.callback(_close, self._log)
             self._log.truncate(kept[-1].end if kept else 0)
         if kept:
             self.rows = kept[-1].rows
@@ -262,8 +259,7 @@ class _Partial:
 
     def close(self) -> None:
         if self._file is not None:
-            with suppress(OSError):  # of a disk that has refused the same before
-                self._file.close()
+            _close(self._file)
 
 
 @dataclass(frozen=True)
@@ -327,9 +323,14 @@ def _short(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
+def _close(file: BufferedRandom) -> None:
+    with suppress(OSError):  # of a disk that has refused the same before
+        file.close()
+
+
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({words_of(error)})") from None
+        raise unwritable(path, error) from None

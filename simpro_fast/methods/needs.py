@@ -45,7 +45,7 @@ class Needs:
     ranks. The only randomness that a method may use."""
     head: bool = False
     """`head`: the linear layer itself, for features that the method makes ([..., D] to logits as
-    above, `head(features)`)."""
+    above, `head.logits(features)`)."""
     confident: bool = False
     """Whether `strong_forward=confident` works: `confident(logits_weak)` names the images whose
     strong views the loss looks at, and nothing else of the strong views is used."""

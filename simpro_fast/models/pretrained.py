@@ -215,8 +215,11 @@ def _check_matched(
                 f"model.weights={path}: {name} is {theirs.dtype} ({theirs.layout}) there, "
                 f"{ours.dtype} was expected; convert it to plain float tensors"
             )
-        if not torch.isfinite(theirs).all():
-            raise UserError(f"model.weights={path}: {name} has values that are not finite")
+        if not torch.isfinite(theirs.to(ours.dtype)).all():
+            raise UserError(
+                f"model.weights={path}: {name} has values that are not finite in {ours.dtype}; "
+                "take another file"
+            )
     if 2 * len(matched) < len(own):
         raise UserError(
             f"model.weights={path}: only {len(matched)} of the network's {len(own)} tensors are "

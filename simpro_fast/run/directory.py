@@ -24,7 +24,7 @@ from simpro_fast.run.checkpoint import list_checkpoints, step_of
 from simpro_fast.utils.atomic_write import (
     finite,
     read_json,
-    words_of,
+    unwritable,
     write_atomically,
     write_json,
 )
@@ -144,10 +144,10 @@ class RunDirectory:
             if size is not None:
                 with suppress(OSError):
                     os.truncate(self.metrics, size)
-            said = f"{self.metrics}: cannot be written ({words_of(error)})"
+            refusal = unwritable(self.metrics, error)
             if on_error == "stop":
-                raise UserError(said) from None
-            logger.warning("%s; training goes on (checkpoint.on_error=continue)", said)
+                raise refusal from None
+            logger.warning("%s; training goes on (checkpoint.on_error=continue)", refusal)
             return
         self._unwritten.clear()
 

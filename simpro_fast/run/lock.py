@@ -10,6 +10,7 @@ from pathlib import Path
 
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import PeerError, UserError
+from simpro_fast.utils.atomic_write import unwritable
 from simpro_fast.utils.file_lock import locked
 from simpro_fast.utils.machine import host_name
 
@@ -77,7 +78,7 @@ class RunLock:
             with tempfile.TemporaryFile(dir=folder):
                 pass
         except OSError as error:
-            raise UserError(f"{folder}: cannot be written ({error.strerror}); {_CURE}") from None
+            raise unwritable(folder, error, _CURE) from None
 
     def _take(self) -> None:
         path, cure = lock_path(self._run_dir), _CURE

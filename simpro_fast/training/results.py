@@ -8,12 +8,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-
 from simpro_fast.data.splits.split import Split
 from simpro_fast.evaluation import Evaluation, kl_divergence, many_medium_few
 from simpro_fast.inference.model_card import CARD, model_card
-from simpro_fast.inference.model_file import DESCRIPTION, WEIGHTS, ModelFile, shares
+from simpro_fast.inference.model_file import (
+    DESCRIPTION,
+    WEIGHTS,
+    ModelFile,
+    shares,
+    write_weights,
+)
 from simpro_fast.methods import Method
 from simpro_fast.report import write_report
 from simpro_fast.report.groups import group_runs
@@ -25,7 +29,7 @@ from simpro_fast.run.pictures import confident_mistakes
 from simpro_fast.training.setup import Setup
 from simpro_fast.training.state import History
 from simpro_fast.training.step import Step
-from simpro_fast.utils.atomic_write import replacing, write_atomically, write_json
+from simpro_fast.utils.atomic_write import write_atomically, write_json
 from simpro_fast.utils.machine import machine_name
 from simpro_fast.utils.provenance import library_versions
 
@@ -163,13 +167,12 @@ def export_model(run: RunDirectory, trained: TrainedRun) -> ModelFile:
     setup, method = trained.setup, trained.algorithm.method
     config, dataset = setup.config, setup.dataset
     saved = {
-        name: (value.float() if value.is_floating_point() else value).contiguous().cpu()
+        name: value.float() if value.is_floating_point() else value
         for name, value in trained.algorithm.network().state_dict().items()
     }
-    with replacing(run.path / WEIGHTS) as file:
-        file.write(save(saved))
     confusion = None if trained.evaluation is None else trained.evaluation.confusion
     description = ModelFile(
+        weights_sha256=write_weights(run.path / WEIGHTS, saved),
         model=config.model,
         method=config.method.name,
         class_names=dataset.class_names,

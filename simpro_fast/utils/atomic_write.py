@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import glob
 import io
 import json
 import math
@@ -13,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from simpro_fast.errors import UserError
-from simpro_fast.utils.regular_file import read_text
+from simpro_fast.errors import OutputError, UserError
+from simpro_fast.utils.regular_file import open_unbuffered, read_text
 
 
 class _Written(io.FileIO):
@@ -34,25 +36,26 @@ class _Written(io.FileIO):
 def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Write to a temporary file `.<name>.<random>.tmp` beside `path`, which then replaces `path`.
 
-    It has the permissions that the umask leaves.
+    It has the permissions that the umask leaves. Those of killed writers of `path` are removed.
 
     Args:
         durable: also survives a power cut, at the price of waiting for the disk.
 
     Raises:
-        UserError: the disk is full, or the folder cannot be written. `path` is as it was.
+        OutputError: the disk is full, or the folder cannot be written. `path` is as it was.
     """
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     raw: _Written | None = None
+    temporary = path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        raw = _Written(temporary, "xb")
+        _remove_left(path)
+        temporary, raw = _create(path)
         with io.BufferedWriter(raw) as file:
             yield file
+            file.flush()
             if durable:
-                file.flush()
                 os.fsync(raw.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)  # still locked
         if durable:
             _sync_folder(path.parent)
     except BaseException as error:
@@ -64,10 +67,31 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         # Only of our own writes; an error about another file is not this one's to explain.
         if isinstance(error, OSError) and error.errno:
             about = Path(error.filename) if isinstance(error.filename, str) else error.filename
-            refusal = error if about in ours else refusal
+            refusal = error if raw is None or about in ours else refusal
         if refusal is None or not isinstance(error, Exception):
             raise
-        raise UserError(f"{path}: cannot be written ({words_of(refusal)})") from None
+        raise unwritable(path, refusal) from None
+
+
+def _create(path: Path) -> tuple[Path, _Written]:
+    """A new temporary file of `path`, locked while it is open: a killed writer holds no lock."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+        raw = _Written(temporary, "xb")
+        with suppress(OSError):  # a file system without locks: nobody will remove it either
+            fcntl.flock(raw, fcntl.LOCK_EX)
+        if os.fstat(raw.fileno()).st_nlink:
+            return temporary, raw
+        raw.close()  # removed by another writer, before it was locked
+
+
+def _remove_left(path: Path) -> None:
+    """Remove the temporary files of `path` that nobody has locked."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
+        with suppress(OSError), open_unbuffered(left) as file:
+            # Shared, since NFS gives the other lock only to who may write.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            left.unlink()
 
 
 def _sync_folder(folder: Path) -> None:
@@ -80,28 +104,39 @@ def _sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def words_of(error: OSError) -> str:
-    """Why a file cannot be written, and the cure."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def unwritable(path: object, error: OSError, cure: str = "") -> OutputError:
+    """What every output that cannot be written is reported by: what, why, and the cure."""
     reason = error.strerror or str(error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in FULL:
         reason = f"disk full: {reason}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"{reason}; free some space or choose another folder"
-    return f"{reason}; check the folder and its permissions"
+    if error.errno in (*FULL, errno.EFBIG):
+        cure = cure or "free some space or choose another folder"
+    return OutputError(
+        f"{path}: cannot be written ({reason}); {cure or 'check the folder and its permissions'}"
+    )
 
 
-def check_writable(folder: Path) -> None:
-    """Make `folder` and find out before long work whether files can be written there.
+def check_output(path: Path, *, folder: bool = False) -> None:
+    """Make the folder of an output, and find out before long work whether it can be written.
+
+    Args:
+        path: a file, or with `folder` a folder.
 
     Raises:
-        UserError: they cannot.
+        OutputError: it cannot.
     """
+    if os.path.lexists(path) and path.is_dir() != folder:
+        raise OutputError(f"{path}: is {'no' if folder else 'a'} folder; give another name")
+    place = path if folder else path.parent
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
+        place.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"0")
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({words_of(error)})") from None
+        raise unwritable(place, error) from None
 
 
 def write_atomically(path: Path, text: str, *, durable: bool = True) -> None:

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from simpro_fast.errors import UserError
+from simpro_fast.utils.atomic_write import check_output
 from simpro_fast.utils.file_lock import locked
 
 State = list[int] | None
@@ -26,13 +27,13 @@ def claimed(files: Iterable[Path]) -> Iterator[dict[Path, State]]:
     They are locked in the order of their paths, so that of two runs that share some, one goes on.
 
     Raises:
-        UserError: another process holds one, it is a folder, or cannot be written.
+        UserError: another process holds one.
+        OutputError: one cannot be written.
     """
     files = list(files)
     with ExitStack() as stack:
         for path in sorted(files, key=os.path.abspath):
-            if path.is_dir():
-                raise UserError(f"{path}: is a folder; give the name of a file")
+            check_output(path)
             lock = path.with_name(f".{path.name}.lock")
             try:
                 stack.enter_context(locked(lock, _CURE, wait=False, remove=True))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from simpro_fast.errors import UserError
+from simpro_fast.utils.atomic_write import unwritable
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def locked(
         remove: delete the file at the end; then all that ask for it must say so.
 
     Raises:
-        UserError: it cannot be made.
+        OutputError: it cannot be made.
         BlockingIOError: another process holds it, without `wait`.
     """
     held = _hold(path, cure, folder, wait)
@@ -51,8 +51,7 @@ def _hold(path: Path, cure: str, folder: bool, wait: bool) -> int:
         (path if folder else path.parent).mkdir(parents=True, exist_ok=True)
         held = os.open(path, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        reason = f"{path.parent}: cannot be written ({error.strerror})"
-        raise UserError(f"{reason}; {cure}") from None
+        raise unwritable(path.parent, error, cure) from None
     try:
         fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:

@@ -208,11 +208,8 @@ def test_heap_of_a_sample_and_with_bad_files(
 def test_wrong_usage_is_told_before_the_work(
     config: Config, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, picture = tmp_path / "file", next((folders / "heap").glob("*.png"))
-    file.write_text("where the folder should be")
+    picture = next((folders / "heap").glob("*.png"))
     cases: list[tuple[list[object], str]] = [
-        (["evaluate", config.run_dir, "--output", file], f"--output {file}: cannot be written"),
-        (["heap", config.run_dir, folders / "heap", "--output", file / "under"], "--output"),
         (["evaluate", config.run_dir, picture, "--output", tmp_path], "is an image; give a folder"),
     ]
     if not torch.cuda.is_available():

@@ -216,7 +216,6 @@ def test_a_prior_that_is_none(
         (["heap é", "--top-k", "0"], 2, "above 0"),
         (["nowhere"], 1, "nowhere: does not exist"),
         (["heap é/2", "--output", "heap é"], 2, "ending must be"),
-        (["heap é/2", "--output", "heap é/3.jpg/x.csv"], 1, "cannot be written"),
         (["empty"], 1, "hold no image"),
         (["empty", "--output", "a.csv"], 1, "hold no image"),
     ],
@@ -242,7 +241,7 @@ def test_a_model_that_is_cut_short(
     weights = Path("copy/model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-9])
     assert predict.main(["copy", "heap é", "--output", "out.csv"]) == 1
-    assert "model.safetensors: damaged or cut short" in capsys.readouterr().err
+    assert "model.safetensors: its sha256 is not" in capsys.readouterr().err
 
 
 def test_finished_output_is_not_replaced_unasked(
@@ -339,7 +338,7 @@ def test_a_full_disk_keeps_what_is_written(
         *(processes.with_small_files, 1500, processes.script, SCRIPT, [run, *arguments]),
         folder=heap.parent,
     )
-    assert done.returncode == 1 and "cannot be written" in done.stderr
+    assert done.returncode == 2 and "cannot be written" in done.stderr
     assert "--resume goes on" in done.stderr and len(done.stderr.splitlines()) == 1
     assert command(*arguments, "--resume")[0] == 0
     assert command(*arguments[:2], "whole.csv", *arguments[3:])[0] == 0

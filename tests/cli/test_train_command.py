@@ -113,7 +113,7 @@ def test_dry_run_refuses_what_the_start_would_refuse(
     refusals = {}
     for flags in ([], ["--dry-run"]):
         done = train_command(*command, *flags, "output_dir=taken/runs")
-        assert done.returncode == 1 and "cannot be written (" in done.stderr, done.stderr
+        assert done.returncode == 2 and "cannot be written (" in done.stderr, done.stderr
         assert len(done.stderr.splitlines()) == 1 and "check output_dir" in done.stderr
     assert train_command(*command).returncode == 0
     run_dir = tmp_path / "runs/tiny/seed1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from simpro_fast import load_model
 from simpro_fast.config.schema import Config
@@ -21,6 +23,7 @@ from simpro_fast.data.splits.build import make_split
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.evaluation import evaluate
 from simpro_fast.inference.model import TrainedModel
+from simpro_fast.inference.model_file import write_weights
 from tests.inference.trained import train
 
 
@@ -95,7 +98,7 @@ def test_files_and_arrays_are_seen_alike(
 def test_what_the_file_says(config: Config, model: TrainedModel) -> None:
     text = (config.run_dir / "model.json").read_text()
     content = json.loads(text)
-    assert content["format"] == 1 and content["tau"] == 1.0 and content["method"] == "simpro"
+    assert content["format"] == 2 and content["tau"] == 1.0 and content["method"] == "simpro"
     assert "weights" not in content["model"] and str(config.output_dir) not in text
     assert sum(content["labeled_prior"]) == pytest.approx(1)
     assert {"torch", "simpro_fast"} <= content["versions"].keys()
@@ -116,11 +119,29 @@ def cut(folder: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-100])
 
 
+def changed(
+    change: Callable[[torch.Tensor], torch.Tensor], *, described: bool = True
+) -> Callable[[Path], None]:
+    """Weights of the same network, one changed, and with `described` the hash as well."""
+
+    def damage(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        weights = load_file(path)
+        name = next(name for name in weights if name.endswith("weight"))
+        sha256 = write_weights(path, {**weights, name: change(weights[name])})
+        if described:
+            edited(weights_sha256=sha256)(folder)
+
+    return damage
+
+
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (edited(format=2), "format 2, this version reads format 1"),
-        (edited(format=None), "older simpro_fast"),
+        (edited(format=1), "of format 1, this version reads format 2"),
+        (edited(format=None), "of no format"),
+        (edited(weights_sha256=None), "weights_sha256: Field required"),
+        (edited(mean=[math.nan, 0.0, 0.0]), "mean.0: Input should be a finite number"),
         (edited(class_names=[*map(str, range(9))]), "labeled_prior must be 9 shares"),
         (edited(class_names=["a"] * 10), "different names"),
         (edited(pi_u=[0.0] * 10), "pi_u must be 10 shares with a positive sum"),
@@ -130,7 +151,12 @@ def cut(folder: Path) -> None:
         (edited(std=[0.0, 1.0, 1.0]), "std must be positive"),
         (edited(tau="high"), "tau"),
         (edited(model={"name": "wrn_10_1"}), "does not belong to the model.json"),
-        (cut, "model.safetensors: damaged or cut short"),
+        (cut, "model.safetensors: its sha256 is not the one in model.json"),
+        (changed(lambda weight: weight * 1.01, described=False), "or of another model"),
+        (changed(lambda weight: weight * math.nan), "weight has values that are not finite"),
+        (changed(lambda weight: weight / 0), "weight has values that are not finite"),
+        (changed(lambda weight: weight.double()), "weight is torch.float64 ["),
+        (changed(lambda weight: weight.to(torch.int8)), "weight is torch.int8 ["),
         (lambda folder: (folder / "model.json").unlink(), "model.json: does not exist"),
         (lambda folder: (folder / "model.json").write_text("{"), "no JSON"),
         (lambda folder: (folder / "model.json").write_text("[" * 100_000), "no JSON"),
@@ -147,6 +173,22 @@ def test_a_damaged_model_is_one_line(
     with pytest.raises(UserError) as caught:
         load_model(folder)
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_training_again_writes_weights_and_description_that_belong_together(
+    config: Config, tmp_path: Path
+) -> None:
+    """After a kill between the two there is no summary; in a finished run it is to be removed."""
+    output = tmp_path / "runs"
+    shutil.copytree(config.output_dir, output)
+    folder = output / config.run_dir.relative_to(config.output_dir)
+    before = load_model(folder).file
+    changed(torch.neg, described=False)(folder)
+    with pytest.raises(UserError, match=r"remove summary\.json.*start the training command again"):
+        load_model(folder)
+    (folder / "summary.json").unlink()
+    train(tmp_path)
+    assert load_model(folder).file == before
 
 
 def test_a_class_whose_folder_is_no_utf_8_has_a_digest(config: Config, tmp_path: Path) -> None:

@@ -187,6 +187,10 @@ BAD: dict[str, tuple[Any, str]] = {
         r"features\.0\.weight is \[32, 3, 7, 7\] there and \[32, 3, 3, 3\]",
     ),
     "not finite": (another({"features.1.bias": torch.full((32,), torch.nan)}), "not finite"),
+    "infinite when narrowed": (
+        another({"features.1.bias": torch.full((32,), 1e300, dtype=torch.float64)}),
+        "not finite",
+    ),
     "integers": (another({"features.1.bias": torch.ones(32, dtype=torch.int8)}), "torch.int8"),
     "sparse": (another({"features.1.bias": torch.ones(32).to_sparse()}), "torch.sparse"),
     "no names": ([torch.ones(2)], "holds a list"),

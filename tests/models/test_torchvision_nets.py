@@ -128,6 +128,6 @@ def test_other_names_are_refused(name: str, message: str) -> None:
 
 def test_missing_torchvision_is_one_line_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(UserError, match=r"pip install 'simpro_fast\[torchvision\]'") as caught:
+    with pytest.raises(UserError, match=r"`pip install 'torchvision>=0\.21'`") as caught:
         build("resnet18")
     assert "\n" not in str(caught.value)

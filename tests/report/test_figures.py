@@ -281,6 +281,6 @@ def test_missing_matplotlib_says_how_to_get_it(
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", no_matplotlib)
-    with pytest.raises(UserError, match=r"pip install -e '\.\[report\]'") as caught:
+    with pytest.raises(UserError, match=r"`pip install 'matplotlib>=3\.8' ") as caught:
         write_report(write_run(tmp_path / "a", make_summary()))
     assert "log.figures" not in str(caught.value), "report.py has no such key"

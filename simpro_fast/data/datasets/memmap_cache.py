@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simpro_fast.errors import UserError
+from simpro_fast.errors import OutputError, UserError
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.file_lock import locked
 from simpro_fast.utils.npz import BROKEN, read_npz
@@ -64,9 +64,8 @@ def mapped_images(path: Path, parts: Callable[[], Iterator[Part]]) -> MappedImag
             logger.info("copying the images into %s, once", path.with_suffix(".images"))
             try:
                 _write(path, parts())
-            except UserError as error:
-                cure = "" if "cannot be written" not in str(error) else "; or set data.cache_dir"
-                raise UserError(f"{error}{cure}") from None
+            except OutputError as error:
+                raise OutputError(f"{error}; or set data.cache_dir") from None
             found = _open(path)
     if found is None:
         raise UserError(f"{path.with_suffix('.images')}: changed while it was being opened")

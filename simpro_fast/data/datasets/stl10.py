@@ -14,7 +14,7 @@ from PIL import Image
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset, checked_labels, reading
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.errors import ConfigError, OutputError, UserError
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.npz import BROKEN, read_npz
 
@@ -97,8 +97,8 @@ def _cached(source: Path, side: int, folder: Path) -> dict[str, np.ndarray]:
     try:
         with replacing(path) as kept:
             np.savez(kept, **parts)  # type: ignore[arg-type]
-    except UserError as error:
-        raise UserError(f"{error}; or set data.cache_dir") from None
+    except OutputError as error:
+        raise OutputError(f"{error}; or set data.cache_dir") from None
     return parts
 
 

@@ -17,15 +17,15 @@ import io
 import math
 import os
 import struct
-import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import IO
 
 import numpy as np
-from PIL import Image, ImageChops
+from PIL import Image, ImageChops, ImageFile
 
 from simpro_fast.data.files.tar_index import Member
 from simpro_fast.errors import UserError, pip_line
@@ -77,12 +77,6 @@ _ON_THE_SIDE = tuple(_UPRIGHT[k] for k in (5, 6, 7, 8))
 _NEAR = 16
 """Two decoders of a lossy file may differ by some units in a pixel; by more, it is another
 picture."""
-
-# Pillow's remarks on large pictures and odd tags, one per file, and its limit, which cannot be
-# set for one file: sizes are checked here. Once and for all: files are looked at in threads,
-# where setting filters for a while is not safe.
-warnings.filterwarnings("ignore", module=r"PIL(\.|$)")
-Image.MAX_IMAGE_PIXELS = None
 
 
 class UnreadableImage(UserError):
@@ -237,7 +231,7 @@ def _look(
     width = height = 0
     picture = None
     try:
-        with Image.open(file) as image:
+        with _opened(file) as image:
             width, height = image.size
             turn = None
             status = _unsupported(image, file, size, megapixels)
@@ -247,9 +241,12 @@ def _look(
                     width, height = height, width
             if status == OK and pixels:
                 image.load()
+                image.info.pop("transparency", None)  # alpha is dropped; Pillow warns that it is
                 picture = (image if turn is None else image.transpose(turn)).convert("RGB")
     except Image.UnidentifiedImageError:
         status = "damaged: not an image, whatever its name says"
+    except Image.DecompressionBombError:  # some readers ask Pillow's limit themselves
+        status = f"{TOO_LARGE} Pillow's own limit for this format; scale it down"
     except Exception as error:  # decoders raise nearly anything on damaged input
         if is_transient(error):
             raise
@@ -257,6 +254,27 @@ def _look(
         if "MAX_TEXT" in status:
             status = "unsupported: PNG with a text that swells to more than 1 MiB; save it without"
     return Facts(width, height, size, status=status), picture
+
+
+def _opened(file: IO[bytes]) -> ImageFile.ImageFile:
+    """`Image.open`, but for its limit: that belongs to the whole process, ours to one file.
+
+    Raises:
+        Image.UnidentifiedImageError: no reader of Pillow's takes the file.
+    """
+    file.seek(0)
+    start, tried = file.read(16), set[str]()
+    for load_readers in (Image.preinit, Image.init):  # the common ones, then all
+        load_readers()
+        for kind in [kind for kind in Image.ID if kind not in tried]:
+            tried.add(kind)
+            factory, accepts = Image.OPEN[kind]
+            accepted = accepts is None or accepts(start)
+            if accepted and not isinstance(accepted, str):  # a string says what is not installed
+                file.seek(0)
+                with suppress(SyntaxError, IndexError, TypeError, struct.error):
+                    return factory(file, "")
+    raise Image.UnidentifiedImageError
 
 
 def _is_heif(start: bytes) -> bool:

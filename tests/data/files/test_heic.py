@@ -116,7 +116,7 @@ def test_without_the_package_its_name_is_the_cure(
     assert run(root, "--pack=16") == 1
     said = capsys.readouterr().out
     assert said.count("unsupported: HEIC needs pillow-heif: `pip install") == 2
-    assert "simpro_fast[heif]" in said
+    assert "`pip install 'pillow-heif>=0.20'`" in said
 
 
 def test_other_files_by_its_name_are_what_they_are(root: Path) -> None:

@@ -304,7 +304,7 @@ def test_missing_manifest_and_missing_pyarrow(
     with pytest.raises(UserError, match="run prepare first"):
         read_manifest(tmp_path / "none.csv")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UserError, match=r"pip install 'simpro_fast\[parquet\]'"):
+    with pytest.raises(UserError, match=r"`pip install 'pyarrow>=15'`"):
         read_manifest(tmp_path / "m.parquet")
 
 
@@ -319,7 +319,7 @@ def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> No
     path.write_text("old")
     done = run(with_small_files, 1000, _replace, path)
     assert done.stdout == (
-        f"{path}: cannot be written (File too large; free some space or choose another folder)\n"
+        f"{path}: cannot be written (File too large); free some space or choose another folder\n"
     )
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["m.csv"]
