@@ -85,27 +85,12 @@ class SimProConfig(MethodConfig):
     """Ablation: false removes tau * log pi_u from the pseudo-labels (no E step)."""
     adjust_loss: bool = True
     """Ablation: false removes tau * log phi from both losses (no M step)."""
-    calibrated: bool = False
-    """Pseudo-labels by Bayes' rule from what the loss makes of the network, whose posterior under
-    phi is softmax(f + tau log phi): q ~ softmax(f + tau log phi) pi_u / phi. The published ones,
-    softmax(f + tau log pi_u), are the same at tau 1."""
-    phi_counts: Literal["drawn", "alpha", "loss"] = "drawn"
+    phi_counts: Literal["drawn", "loss"] = "drawn"
     """What a labeled image counts in phi where a kept unlabeled one counts 1: `drawn` 1, as
-    published; `alpha` alpha, which makes the draws those of the whole sets; `loss` alpha * mu, its
-    weight in the loss."""
+    published; `loss` alpha * mu, its weight in the loss."""
     prior_rows: Literal["kept", "all"] = "kept"
     """Which images move pi_u: those above the threshold, as published, or `all`, which makes the
     update a step of Saerens' EM."""
-    hold_prior: int = Field(0, ge=0, le=10**6)
-    """Periods at the start in which pi_u stays uniform."""
-    grow_momentum: bool = False
-    """Momentum of update n (from 0) at most (1 + n) / (10 + n), so that the first ones count."""
-
-    @model_validator(mode="after")
-    def _check_calibrated(self) -> SimProConfig:
-        if self.calibrated and not self.adjust_pseudo_labels:
-            raise ValueError("calibrated=true has no meaning with adjust_pseudo_labels=false")
-        return self
 
 
 class FixMatchConfig(MethodConfig):
@@ -124,15 +109,6 @@ class SimProStarConfig(SimProConfig):
     name: str = "simpro_star"
     anchor_after: int = Field(5, ge=0, le=10**6)
     """Periods after which pi_u becomes the nearest anchor."""
-
-    @model_validator(mode="after")
-    def _check_hold(self) -> SimProStarConfig:
-        if 0 < self.anchor_after <= self.hold_prior:
-            raise ValueError(
-                f"hold_prior={self.hold_prior} leaves nothing to choose the anchor by; it must be "
-                f"below anchor_after={self.anchor_after}"
-            )
-        return self
 
 
 class ACRConfig(MethodConfig):

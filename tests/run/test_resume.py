@@ -71,7 +71,7 @@ def test_a_checkpoint_of_before_methods_had_keys_of_their_own_goes_on(saved: Mak
     method = state["config"]["method"]
     method["recipe"], method["hard"] = method.pop("variant"), None
     assert {"tau", "adjust_loss", "adjust_pseudo_labels"} <= method.keys()  # of the SimPro run
-    for key in ("calibrated", "phi_counts", "prior_rows", "hold_prior", "grow_momentum"):
+    for key in ("phi_counts", "prior_rows"):
         del method[key]  # younger
     method["name"] = "fixmatch"
     del state["phase"], state["pseudo_labeled"]
