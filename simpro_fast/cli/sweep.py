@@ -24,7 +24,6 @@ from typing import Any
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.config import Config, flatten, load_config
 from simpro_fast.config.load import read_values, written_value
-from simpro_fast.config.smoke import refuse_smoke_folder
 from simpro_fast.errors import ConfigError
 
 TRAIN = (sys.executable, "-m", "simpro_fast", "train")
@@ -175,7 +174,6 @@ def _member(
         overrides = [item for item in overrides if not item.startswith("name=")]
         chosen.append(f"name={name}")
         config = load_config(source, [*overrides, *chosen])
-    refuse_smoke_folder(config)
     return Member(source, settings, (*overrides, *chosen), config)
 
 

@@ -29,9 +29,6 @@ class MethodConfig(Section):
     """(L, V) of `variant=paper` where they are others."""
     alpha_by_sizes: ClassVar[bool] = False
     """Whether `alpha=auto` follows from the sizes of the sets; else it is 1."""
-    smoke: ClassVar[dict[str, Any]] = {}
-    """What `--smoke` sets of the method's own keys, so that three steps of periods of two reach
-    all of its phases."""
 
     name: str
     """A method of docs/methods.md, or the dotted path of a class of one's own."""
@@ -105,7 +102,6 @@ class FixMatchConfig(MethodConfig):
 class SimProStarConfig(SimProConfig):
     """SimPro with the nearest of three class distributions in place of its estimate."""
 
-    smoke: ClassVar[dict[str, Any]] = {"anchor_after": 1}
     name: str = "simpro_star"
     anchor_after: int = Field(5, ge=0, le=10**6)
     """Periods after which pi_u becomes the nearest anchor."""
@@ -114,7 +110,6 @@ class SimProStarConfig(SimProConfig):
 class ACRConfig(MethodConfig):
     """ACR (CVPR 2023)."""
 
-    smoke: ClassVar[dict[str, Any]] = {"estimate_after": 0}
     name: str = "acr"
     variant: Literal["released", "paper"] = "paper"
     tau: float = Field(2.0, ge=0, le=100)
@@ -146,7 +141,6 @@ class CDMADConfig(MethodConfig):
     """CDMAD (CVPR 2024): what the network says of an image without content is its bias."""
 
     paper_views = (1, 2)
-    smoke: ClassVar[dict[str, Any]] = {"correct_after": 0.4}
     name: str = "cdmad"
     threshold: float = Field(0.0, ge=0, le=100)
     """As of every method; CDMAD masks nothing."""
@@ -189,7 +183,6 @@ class DASOConfig(MethodConfig):
     """DASO (CVPR 2022): pseudo-labels blended with those of the nearest class prototype."""
 
     paper_views = (1, 1)
-    smoke: ClassVar[dict[str, Any]] = {"warmup": 1, "window": 2}
     name: str = "daso"
     warmup: int = Field(10, ge=0, le=10**6)
     """Periods of plain FixMatch before; prototypes are collected meanwhile."""
@@ -209,7 +202,6 @@ class CReSTPlusConfig(MethodConfig):
     """CReST+ (CVPR 2021): generations that take over what the last one is sure of."""
 
     paper_views = (1, 1)
-    smoke: ClassVar[dict[str, Any]] = {"generations": 2}
     name: str = "crest_plus"
     generations: int = Field(5, ge=1, le=1000)
     """Networks trained one after another, each for an equal part of the run."""
@@ -228,7 +220,6 @@ class DARPConfig(MethodConfig):
     """DARP (NeurIPS 2020): pseudo-labels refined together towards class counts."""
 
     paper_views = (1, 2)
-    smoke: ClassVar[dict[str, Any]] = {"refine_every": 1}
     name: str = "darp"
     refine_after: float = Field(0.4, ge=0, le=1)
     """Share of the run's periods that are plain FixMatch."""
@@ -253,7 +244,6 @@ class CoSSLConfig(MethodConfig):
     """CoSSL (CVPR 2022): a head of its own, trained on enhanced features of rare classes."""
 
     paper_views = (1, 2)
-    smoke: ClassVar[dict[str, Any]] = {"cotrain_after": 0.4}
     name: str = "cossl"
     cotrain_after: float = Field(0.8, ge=0, le=1)
     """Share of the run's periods whose pseudo-labels are plain FixMatch; the head learns too."""
@@ -273,7 +263,6 @@ class CPGConfig(MethodConfig):
     """CPG: images with stable pseudo-labels join the labeled ones; as far as it is known."""
 
     paper_views = (1, 1)
-    smoke: ClassVar[dict[str, Any]] = {"warmup": 1, "window": 1, "min_votes": 0}
     name: str = "cpg"
     warmup: int = Field(30, ge=0, le=10**6)
     """Periods before images vote."""

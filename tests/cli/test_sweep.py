@@ -127,7 +127,6 @@ def test_every_value_has_a_folder_of_its_own() -> None:
         (["--grid", "name=a,b"], "a name of its own"),
         (["--seeds", "1,x"], "whole numbers"),
         (["--seeds", "1,2", "seed=3"], "keep one"),
-        (["--seeds", "1,2", "name=smoke/x"], "emptied by --smoke"),
         (["--seeds", "1,2", "--dry-run"], "--dry-run is for one run"),
         (["--seeds", "1", "--launcher", "'x"], "No closing quotation"),
         (["--seeds", "1", "--launcher", "no-such-launcher"], "cannot be started"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from simpro_fast.cli.train import parse_arguments
+from simpro_fast.cli.train import main, parse_arguments
 from simpro_fast.config import dump_config
 from simpro_fast.errors import ConfigError
 from tests.conftest import TINY
@@ -63,6 +63,16 @@ def test_three_launchers_give_the_same_losses(
     again = train_command("--config", str(saved), "name=again")
     assert again.returncode == 0, again.stderr
     assert [row["loss"] for row in metrics(tmp_path, "again")] == losses["python"]
+
+
+def test_runs_of_one_process_do_not_meet(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DeepSpeed keeps groups of its own, and loggers their handlers, past the end of a run."""
+    for seed in (1, 2):
+        short = ("distributed.engine=deepspeed", "train.steps=1", "train.period=1")
+        assert main([str(config_file), f"output_dir={tmp_path}", f"seed={seed}", *short]) == 0
+        assert capsys.readouterr().out.count("summary.json") == 1
 
 
 @pytest.mark.slow
@@ -168,7 +178,7 @@ def test_usage_errors(
     ("flag", "hint"),
     [
         ("--resume", "checkpoint.resume=auto|none|PATH"),
-        ("--smok", "did you mean --smoke?"),
+        ("--dry-rnu", "did you mean --dry-run?"),
         ("--frobnicate", "see --help"),
         ("--epochs=3", "train.steps=3 (the papers' epoch is one period of train.period steps)"),
         ("--name", "without dashes: name=..."),
