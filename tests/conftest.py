@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +24,7 @@ from tests import processes
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = str(ROOT / "launch" / "train.py")
+COMMAND = str(Path(sys.executable).parent / "simpro-fast")
 
 # 16 px digits, 2 strong views: every part of the system, a few hundred milliseconds.
 TINY: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Where every command begins: `simpro-fast VERB ...` and the scripts in `launch/`.
+"""Where every command begins: `simpro-fast VERB ...` and `launch/`, for launchers.
 
 Nothing heavy may be imported here: signals must be handled before the imports of seconds.
 """

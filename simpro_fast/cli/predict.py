@@ -1,4 +1,4 @@
-"""`simpro-fast predict` and `launch/predict.py`: classify images by a trained network."""
+"""`simpro-fast predict`: classify images by a trained network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`simpro-fast pseudo` and `launch/pseudo.py`: pseudo-labels, and which images to label next."""
+"""`simpro-fast pseudo`: pseudo-labels, and which images to label next."""
 
 from __future__ import annotations
 

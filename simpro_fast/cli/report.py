@@ -1,4 +1,4 @@
-"""`simpro-fast report` and `launch/report.py`."""
+"""`simpro-fast report`."""
 
 from __future__ import annotations
 
