@@ -29,11 +29,11 @@ from experiment import (
     members,
     read_rows,
     row,
+    spread,
     write_csv,
 )
 
 from simpro_fast.cli.members import train_members
-from simpro_fast.report.tables import spread
 from simpro_fast.utils.atomic_write import write_atomically
 from simpro_fast.utils.file_lock import locked
 

@@ -109,6 +109,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _sweep(options: argparse.Namespace) -> int:
     from simpro_fast.cli.members import print_commands, train_members
 
-    members = members_of([options.config], options.grid, options.seeds, options.overrides)
+    members = members_of(options.config, options.grid, options.seeds, options.overrides)
     act = print_commands if options.print_commands else train_members
     return act(members, launcher_of(options))

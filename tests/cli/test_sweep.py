@@ -78,7 +78,7 @@ def log(folder: Path) -> list[str]:
 
 def test_members_are_the_product_and_the_first_seed_comes_first() -> None:
     grid = ["method.threshold=0.5,0.7", "method.tau=1,2.0"]
-    found = members_of(["digits_lt/reversed"], grid, "3,1", ["train.steps=50"])
+    found = members_of("digits_lt/reversed", grid, "3,1", ["train.steps=50"])
     assert [str(member) for member in found] == [
         f"digits_lt/reversed/method.tau-{tau}/method.threshold-{threshold} seed {seed}"
         for seed in (3, 1)
@@ -90,12 +90,12 @@ def test_members_are_the_product_and_the_first_seed_comes_first() -> None:
     assert command[:3] == ["train", "--config", "digits_lt/reversed"]
     assert flatten(load_config(command[2], command[3:])) == flatten(last.config)
     assert (last.config.train.steps, last.config.method.tau) == (50, 2.0)
-    again = members_of(["digits_lt/reversed"], grid[::-1], "3", ["train.steps=50"])
+    again = members_of("digits_lt/reversed", grid[::-1], "3", ["train.steps=50"])
     assert [str(m) for m in again] == [str(m) for m in found[:4]], "the order of flags is no name"
 
 
 def test_seeds_alone_leave_the_name() -> None:
-    found = members_of(["digits_lt/reversed"], [], "1,2", [])
+    found = members_of("digits_lt/reversed", [], "1,2", [])
     assert [str(m) for m in found] == ["digits_lt/reversed seed 1", "digits_lt/reversed seed 2"]
 
 
