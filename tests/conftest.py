@@ -82,8 +82,6 @@ def tiny(tmp_path: Path) -> Callable[..., Config]:
         tree["output_dir"] = str(tmp_path / "runs")
         for dotted, value in (changes or {}).items():
             *sections, key = dotted.split(".")
-            if sections == ["method"]:  # as an override of the command line
-                tree["methods"]["simpro"].pop(key, None)
             node = tree
             for section in sections:
                 node = node.setdefault(section, {})

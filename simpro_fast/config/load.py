@@ -22,6 +22,8 @@ from simpro_fast.utils.regular_file import no_file
 
 _SHOWN = 10
 """Problems of one configuration that are listed."""
+_ALL = "all"
+"""In `methods`: of every method."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -89,9 +91,6 @@ def apply_overrides(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any
     """
     for item in overrides:
         _apply_override(tree, item)
-        section, _, key = item.partition("=")[0].partition(".")
-        if section == "method" and "methods" in tree:
-            tree["methods"] = _forget_defaults(tree, {key: None})["methods"]
     return tree
 
 
@@ -139,11 +138,11 @@ def parse_config(tree: dict[str, Any]) -> Config:
 
 
 def with_method_defaults(tree: dict[str, Any]) -> dict[str, Any]:
-    """`tree` with what its section `methods` says of the chosen method put into `method`.
+    """`tree` without its section `methods`: what that says of the method is below `method`.
 
-    So one file has the values of an experiment for every method: `methods: {simpro: {tau: 1.0}}`.
-    They win over `method` in the same file or a base, and nearer files over them, see
-    `_forget_defaults`.
+    So the bases have the values of an experiment for every method,
+    `methods: {all: {threshold: 0.8}, simpro: {tau: 1.0}}`: first those of all methods, then those
+    of the chosen one, and over both whatever a file or the command line says in `method`.
 
     Raises:
         ConfigError: `methods` does not hold sections by method.
@@ -158,9 +157,10 @@ def with_method_defaults(tree: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(method, dict):
         return rest
     for name in defaults:
-        if name not in METHODS and "." not in name:
+        if name not in (*METHODS, _ALL) and "." not in name:
             raise ConfigError(f"methods: there is no method '{name}'{nearest(name, [*METHODS])}")
-    return {**rest, "method": {**method, **defaults.get(method.get("name", DEFAULT), {})}}
+    own = defaults.get(method.get("name", DEFAULT), {})
+    return {**rest, "method": {**defaults.get(_ALL, {}), **own, **method}}
 
 
 def dump_config(config: Config) -> str:
@@ -208,19 +208,7 @@ def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
         if children:  # the file that was named says it once
             raise
         raise ConfigError(f"base of {path}: {error}") from None
-    return _merge(_forget_defaults(below, tree.get("method")), tree)
-
-
-def _forget_defaults(tree: dict[str, Any], method: Any) -> dict[str, Any]:
-    """`tree` without those `methods` defaults that a nearer file or the command line sets."""
-    if not isinstance(method, dict) or not isinstance(tree.get("methods"), dict):
-        return tree
-    kept = {
-        name: {key: value for key, value in keys.items() if key not in method}
-        for name, keys in tree["methods"].items()
-        if isinstance(keys, dict)
-    }
-    return {**tree, "methods": kept}
+    return _merge(below, tree)
 
 
 def _known_keys() -> dict[str, Any]:

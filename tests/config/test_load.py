@@ -110,6 +110,26 @@ def test_base_is_merged_and_the_file_wins(tmp_path: Path) -> None:
     assert (config.optim.lr, config.optim.momentum) == (0.25, 0.8)
 
 
+def test_method_wins_over_methods_of_the_bases(tmp_path: Path) -> None:
+    base, file = tmp_path / "base.yaml", tmp_path / "own.yaml"
+    base.write_text(
+        "methods: {all: {threshold: 0.9}, simpro: {tau: 3.0, threshold: 0.8}, fixmatch: {}}\n"
+    )
+    file.write_text("base: base.yaml\nname: a\n")
+    method = load_config(file).method
+    assert (method.threshold, method.tau) == (0.8, 3.0)  # type: ignore[attr-defined]
+    assert load_config(file, ["method.threshold=0.7"]).method.threshold == 0.7
+    assert load_config(file, ["method.name=fixmatch"]).method.threshold == 0.9
+    file.write_text("base: base.yaml\nname: a\nmethod: {threshold: 0.6}\n")
+    assert load_config(file).method.threshold == 0.6
+    file.write_text("base: base.yaml\nname: a\nmethods: {simpro: {threshold: 0.5}}\n")
+    method = load_config(file).method
+    assert (method.threshold, method.tau) == (0.5, 3.0)  # type: ignore[attr-defined]
+    file.write_text("name: a\nmethods: {fixmach: {hard: true}}\n")
+    with pytest.raises(ConfigError, match="no method 'fixmach'; did you mean 'fixmatch'"):
+        load_config(file)
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [
