@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from simpro_fast.config import Config, flatten, load_config, parse_config
-from simpro_fast.config.bounds import shown
+from simpro_fast.config.explain import shown
 from simpro_fast.config.methods import method_entry
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split

@@ -119,7 +119,7 @@ def test_every_value_has_a_folder_of_its_own() -> None:
         (["--grid", "method.tau=1,1.0"], "method.tau-1 seed 1; leave one value out"),
         (["--grid", "method.tau"], "key.sub=a,b,c"),
         (["--grid", "method.tau="], "has no value"),
-        (["--grid", "method.tau=[1"], "as YAML"),
+        (["--grid", "method.tau=[1"], "not valid YAML"),
         (["--grid", "method={tau: 1}"], "is a section"),
         (["--grid", "method.tau=1", "--grid", "method.tau=2"], "a key twice"),
         (["--grid", "method.tau=1", "method.tau=2"], "keep one"),
