@@ -106,8 +106,9 @@ def test_ignored_interrupts_stay_ignored(
 # Keeps Python's lock in a C call that no signal interrupts, as a library can while it is loaded.
 _STUCK = """
 import ctypes, os, signal, time
-from simpro_fast.fault_tolerance.early_signals import end_on_signals
-end_on_signals(0.5)
+from simpro_fast.fault_tolerance import early_signals
+early_signals.GRACE = 0.5
+early_signals.end_on_signals()
 libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
 if os.fork() == 0:
     asleep = 0  # in the call that follows
