@@ -116,7 +116,8 @@ def train_command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[s
         if launcher is None:
             return processes.run(
                 processes.script,
-                *(TRAIN, arguments),
+                TRAIN,
+                arguments,
                 folder=tmp_path,
                 environment=environment,
                 timeout=timeout,

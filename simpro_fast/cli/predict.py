@@ -233,7 +233,7 @@ class _Run:
                 "the same sources, or --overwrite to start anew"
             )
         progress = ProgressLine(
-            *("predicted", "images"), start=outputs.rows, shown=not self._options.quiet
+            "predicted", "images", start=outputs.rows, shown=not self._options.quiet
         )
         for chunk, columns in self._chunks(items):
             for item in chunk.items:

@@ -141,7 +141,8 @@ class _Run:
         self._rule = TrainingRule(self._set, self._model)
         self._names = self._model.class_names
         self._answers = Answers(
-            *(self._set, self._model),
+            self._set,
+            self._model,
             batch_size=options.batch_size,
             threads=options.threads or cpu_cores(),
         )

@@ -115,13 +115,15 @@ def test_the_logits_are_those_of_evaluation_bit_for_bit(
     for i, image in enumerate(pixels):
         save(tmp_path / "test" / f"{i:03}.png", Image.fromarray(image))
     code, _, _ = command(
-        *("test", "--output", "out.parquet", "--logits", "out.npy", "--batch-size", "64")
+        "test", "--output", "out.parquet", "--logits", "out.npy", "--batch-size", "64"
     )
     assert code == 0
     model, seen = load_model(run, "cpu"), list[torch.Tensor]()
     model.module.register_forward_hook(lambda *a: seen.append(a[2].clone()))
     found = evaluate(
-        *(model.module, pixels, labels[test]),
+        model.module,
+        pixels,
+        labels[test],
         mean=model.file.mean,
         std=model.file.std,
         num_classes=10,
@@ -290,7 +292,9 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
 
     os.mkfifo(folder / "names")
     process = processes.start(
-        *(_with_input, str(folder / "names"), [run, *arguments("out")]),
+        _with_input,
+        str(folder / "names"),
+        [run, *arguments("out")],
         output=folder / "said",
         folder=folder,
     )
@@ -334,13 +338,11 @@ def test_a_full_disk_keeps_what_is_written(
         save(heap.parent / "many" / f"{i:02}.png", picture(i))
     arguments = ["many", "--output", "out.csv", "--batch-size", "2", "--threads", "1"]
     done = processes.run(
-        *(
-            processes.with_small_files,
-            1500,
-            processes.script,
-            COMMAND,
-            ["predict", run, *arguments],
-        ),
+        processes.with_small_files,
+        1500,
+        processes.script,
+        COMMAND,
+        ["predict", run, *arguments],
         folder=heap.parent,
     )
     assert done.returncode == 1 and "cannot be written" in done.stderr

@@ -81,7 +81,11 @@ def test_two_ranks_through_the_launcher(
 ) -> None:
     options = ["distributed.engine=deepspeed", "train.steps=2", "train.period=1"]
     done = train_command(
-        *["--config", str(config_file), *options, "name=two", "distributed.expect_world_size=2"],
+        "--config",
+        str(config_file),
+        *options,
+        "name=two",
+        "distributed.expect_world_size=2",
         launcher=[str(BIN / "deepspeed"), "--num_gpus=2", f"--master_port={free_port()}"],
     )
     assert done.returncode == 0, done.stderr

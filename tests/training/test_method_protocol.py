@@ -185,8 +185,14 @@ def test_method_of_the_tutorial_as_a_command(
     train_command: Callable[..., Any], tutorial_module: Path
 ) -> None:
     done = train_command(
-        *("--config", "digits_lt/reversed", "method.name=my_methods.Aligned", "method.decay=0.5"),
-        *("train.steps=3", "train.period=2", "data.batch_size=2", "distributed.engine=plain"),
+        "--config",
+        "digits_lt/reversed",
+        "method.name=my_methods.Aligned",
+        "method.decay=0.5",
+        "train.steps=3",
+        "train.period=2",
+        "data.batch_size=2",
+        "distributed.engine=plain",
         env={"PYTHONPATH": str(tutorial_module)},
     )
     assert done.returncode == 0, done.stderr

@@ -223,7 +223,8 @@ def with_sizes(manifest: Manifest, data: DataConfig) -> Manifest:
     if refused:
         logger.warning(
             "left out: %d of %d images in all",
-            *(len(refused), len(manifest.rows)),
+            len(refused),
+            len(manifest.rows),
             extra=FOUND_BY_ALL,
         )
     return replace(manifest, rows=tuple(rows))
