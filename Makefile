@@ -43,7 +43,6 @@ bench: bench-data
 	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/growth.py
 	$(BIN)/python bench/bench_pseudo_label_cross_entropy.py --seconds 0.3
-	$(BIN)/python bench/bench_adjusted_cross_entropy.py --seconds 0.3
 
 bench-data: $(READY)
 	$(BIN)/python bench/bench_data.py

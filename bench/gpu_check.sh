@@ -145,7 +145,6 @@ part_loss() {
     local options=(--no-gate --seconds 0.1)
     [ -n "$smoke" ] || options+=(--shape 65536x1000,8192x21841,512x10)
     bench "loss of pseudo-labels" 60 pseudo_label_cross_entropy "${options[@]}"
-    [ -n "$smoke" ] || bench "labeled loss" 25 adjusted_cross_entropy --no-gate --seconds 0.1 --shape 65536x1000
 }
 part_step() {
     if [ -n "$smoke" ]; then

@@ -33,7 +33,7 @@ RESULTS = Path(__file__).parent / "results"
 ARCHITECTURES = (80, 90, 100)
 CLASSES = (10, 127, 1000, 2048, 21841)
 DTYPES = ("bf16", "fp32")
-PSEUDO, ADJUSTED = "pseudo_label_cross_entropy", "adjusted_cross_entropy"
+PSEUDO = "pseudo_label_cross_entropy"
 NORM = "batch_norm_act"
 CHANNELS = (16, 128, 1024)
 AUGMENT, SIDES = "augment", (16, 28, 32, 64)
@@ -86,15 +86,12 @@ class Row:
 
 def specialisations() -> Iterator[Specialisation]:
     """What SimPro (soft targets, priors) and FixMatch (hard targets, no priors) launch."""
-    options = {PSEUDO: ("PRIORS GRAD", "PRIORS", "HARD GRAD", "HARD"), ADJUSTED: (BOTH, "PRIORS")}
-    for num_classes, dtype in itertools.product(CLASSES, DTYPES):
-        for op in (PSEUDO, ADJUSTED):
-            for flags in options[op]:
-                yield Specialisation(op, num_classes, dtype, flags, gcd(8, num_classes))
-    for op in (PSEUDO, ADJUSTED):
-        yield Specialisation(op, 1000, "fp16", BOTH, 8)
-        for dtype in DTYPES:  # a slice of columns leaves no alignment
-            yield Specialisation(op, 1000, dtype, BOTH, 1)
+    options = (BOTH, "PRIORS", "HARD GRAD", "HARD")
+    for num_classes, dtype, flags in itertools.product(CLASSES, DTYPES, options):
+        yield Specialisation(PSEUDO, num_classes, dtype, flags, gcd(8, num_classes))
+    yield Specialisation(PSEUDO, 1000, "fp16", BOTH, 8)
+    for dtype in DTYPES:  # a slice of columns leaves no alignment
+        yield Specialisation(PSEUDO, 1000, dtype, BOTH, 1)
     for side, dtype in itertools.product(SIDES, DTYPES):
         yield Specialisation(AUGMENT, side, dtype)
     for dtype in (*DTYPES, "fp16"):
@@ -104,7 +101,6 @@ def specialisations() -> Iterator[Specialisation]:
     yield from norms(CHANNELS, (*DTYPES, "fp16"))
     yield Specialisation(NORM, 40, "bf16", "SUMS FLAG", 8)  # not a power of two
     yield Specialisation(NORM, 3, "fp32", "GRADIENT FLAG", 1)
-    yield Specialisation("count", 0, "fp32")
     yield Specialisation("reduce", 0, "fp32")
 
 
@@ -126,7 +122,6 @@ def smoke_specialisations() -> list[Specialisation]:
         Specialisation(PSEUDO, 10, "fp32", BOTH, 2),
         Specialisation(PSEUDO, 1000, "bf16", BOTH, 8),
         Specialisation(PSEUDO, 21841, "bf16", BOTH, 1),
-        Specialisation(ADJUSTED, 1000, "bf16", BOTH, 8),
     ]
 
 
@@ -148,31 +143,25 @@ def problem_of(spec: Specialisation) -> Any:
     if spec.op == NORM:
         kernel = chosen[0].lower()
         return plans.Problem(kernel, spec.num_classes, dtype, spec.align, "FLAG" in chosen)
-    values = {
-        "num_classes": spec.num_classes,
-        "num_views": 2 if spec.num_classes > plans.MAX_ROW else 0,
-        "dtype": dtype,
-        "align": spec.align,
-        "prior": "PRIORS" in chosen,
-        "prior_weak": "PRIORS" in chosen,
-        "prior_strong": "PRIORS" in chosen,
-        "hard": "HARD" in chosen,
-        "with_grad": "GRAD" in chosen,
-        "scale_grad": spec.dtype != "fp16",
-    }
-    return plans.Problem(**{k: v for k, v in values.items() if k in plans.Problem._fields})
+    return plans.Problem(
+        spec.num_classes,
+        2 if spec.num_classes > plans.MAX_ROW else 0,
+        dtype,
+        spec.align,
+        prior_weak="PRIORS" in chosen,
+        prior_strong="PRIORS" in chosen,
+        hard="HARD" in chosen,
+        with_grad="GRAD" in chosen,
+    )
 
 
 def _launcher(spec: Specialisation) -> "Launcher":
     import torch
     from simpro_kernels import gradient, tl_utils
-    from simpro_kernels.adjusted_cross_entropy import plans as adjusted
 
     device = torch.device("cpu")  # the default plans: nothing is tuned for it
     if spec.op == "gradient":
         return gradient.launcher(torch.float32, spec.num_classes, bool(spec.options), device)
-    if spec.op == "count":
-        return adjusted.count_launcher(device)
     if spec.op == "reduce":
         return tl_utils.reduce_launcher(device)
     plans, problem = plans_of(spec.op), problem_of(spec)
@@ -225,7 +214,7 @@ def compile_and_inspect(spec: Specialisation, arch: int) -> Row:
     )
 
 
-_OF_DTYPE = {"weak_ptr", "strong_ptr", "logits_ptr", "grad_ptr", "out_ptr", "x_ptr", "y_ptr"}
+_OF_DTYPE = {"weak_ptr", "strong_ptr", "grad_ptr", "out_ptr", "x_ptr", "y_ptr"}
 _OF_DTYPE |= {"residual_ptr", "grad_x_ptr", "grad_residual_ptr"}
 
 
@@ -235,7 +224,7 @@ def _element(name: str, dtype: str) -> Any:
 
     if name in _OF_DTYPE:
         return dtype_of(dtype)
-    others = {"mask_ptr": torch.bool, "targets_ptr": torch.int64, "images_ptr": torch.uint8}
+    others = {"mask_ptr": torch.bool, "images_ptr": torch.uint8}
     others |= dict.fromkeys(("counter_ptr", "plan_ptr", "constants_ptr"), torch.int32)
     return others.get(name, torch.float32)
 

@@ -11,7 +11,6 @@ import torch
 from bench_augment import AugmentConfig, plan_of
 from bench_pseudo_label_cross_entropy import THRESHOLD, VIEWS, make_inputs
 from kernel_report import (
-    ADJUSTED,
     AUGMENT,
     BOTH,
     NORM,
@@ -22,7 +21,6 @@ from kernel_report import (
     problem_of,
 )
 from simpro_kernels import (
-    adjusted_cross_entropy,
     augment_views,
     batch_norm_act,
     pseudo_label_cross_entropy,
@@ -30,7 +28,7 @@ from simpro_kernels import (
 from simpro_kernels.launch import Plan
 from torch import Tensor
 
-OPS = (PSEUDO, ADJUSTED, NORM, AUGMENT)
+OPS = (PSEUDO, NORM, AUGMENT)
 IMAGES = {10: 512, 100: 4096, 127: 4096, 1000: 65536, 8142: 16384, 21841: 8192}
 """Classes to unlabeled images."""
 WRN = {16: 32, 32: 32, 64: 16, 128: 8}
@@ -86,8 +84,8 @@ def _norm_cases() -> Iterator[Case]:
 
 def _loss_cases() -> Iterator[Case]:
     for (classes, images), dtype in itertools.product(IMAGES.items(), ("bf16", "fp32")):
-        for op, options in itertools.product((PSEUDO, ADJUSTED), (BOTH, "PRIORS")):
-            yield Case(Specialisation(op, classes, dtype, options, gcd(8, classes)), images)
+        for options in (BOTH, "PRIORS"):
+            yield Case(Specialisation(PSEUDO, classes, dtype, options, gcd(8, classes)), images)
 
 
 def _augment_cases() -> Iterator[Case]:
@@ -106,7 +104,7 @@ class Work:
 
 
 def work_for(case: Case, device: torch.device) -> Work:
-    make = {PSEUDO: _pseudo, ADJUSTED: _adjusted, NORM: _norm, AUGMENT: _augment}[case.spec.op]
+    make = {PSEUDO: _pseudo, NORM: _norm, AUGMENT: _augment}[case.spec.op]
     return make(case, device)
 
 
@@ -162,38 +160,6 @@ def _pseudo(case: Case, device: torch.device) -> Work:
         ),
         check,
         round(size * (1 + mask_rate * VIEWS + VIEWS * with_grad)),
-    )
-
-
-def _adjusted(case: Case, device: torch.device) -> Work:
-    from simpro_kernels.adjusted_cross_entropy.launch import launch as launch_kernel
-
-    spec = case.spec
-    generator = torch.Generator(device).manual_seed(0)
-    shape = case.rows, spec.num_classes
-    logits = torch.randn(shape, generator=generator, device=device).to(dtype_of(spec.dtype))
-    targets = torch.randint(shape[1], shape[:1], generator=generator, device=device)
-    prior = torch.randn(shape[1], generator=generator, device=device).log_softmax(0)
-    with_grad = "GRAD" in spec.options
-    exact = logits.float().requires_grad_(with_grad)
-    want = adjusted_cross_entropy(exact, targets, prior, impl="eager")
-    grad = torch.autograd.grad(want, exact)[0] if with_grad else None
-
-    def check(got: Any) -> None:
-        close("loss", got[0], want.detach(), "fp32")
-        if grad is not None:
-            close("gradient", got[2], grad, spec.dtype)
-
-    return Work(
-        functools.partial(
-            launch_kernel,
-            *(logits, targets, prior),
-            ignore_index=-100,
-            mean=True,
-            with_grad=with_grad,
-        ),
-        check,
-        logits.numel() * logits.element_size() * (1 + with_grad),
     )
 
 

@@ -50,9 +50,9 @@ def test_the_step_bench_times_every_part(tmp_path: Path) -> None:
     assert [row["part"] for row in steps_of(target)] == ["data", "train", "full"]
 
 
-@pytest.mark.parametrize("op", ["adjusted", pytest.param("pseudo_label", marks=pytest.mark.slow)])
-def test_the_kernel_benches_run(op: str) -> None:
-    done = bench(f"bench_{op}_cross_entropy.py", "--smoke")
+@pytest.mark.slow
+def test_the_kernel_bench_runs() -> None:
+    done = bench("bench_pseudo_label_cross_entropy.py", "--smoke")
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import tune_kernels
-from kernel_report import ADJUSTED, AUGMENT, BOTH, NORM, PSEUDO, Row, Specialisation
+from kernel_report import AUGMENT, BOTH, NORM, PSEUDO, Row, Specialisation
 from simpro_kernels import launch
 from tune_cases import Case, all_cases, work_for
 from tune_kernels import merged, tried
@@ -25,8 +25,6 @@ SMALL = [
     Case(Specialisation(PSEUDO, 10, "fp32", BOTH, 2), 7),
     Case(Specialisation(PSEUDO, 136, "bf16", "PRIORS", 8), 5),
     Case(Specialisation(PSEUDO, 2050, "bf16", BOTH, 2), 3),
-    Case(Specialisation(ADJUSTED, 10, "bf16", BOTH, 2), 9),
-    Case(Specialisation(ADJUSTED, 2050, "fp32", BOTH, 2), 3),
     *[
         Case(Specialisation(NORM, 16, dtype, kernel, 8), 150)
         for kernel in ("STATISTICS FLAG", "APPLY", "SUMS FLAG", "GRADIENT FLAG")
@@ -159,7 +157,7 @@ def test_the_shapes_have_entries_of_their_own_and_plans_to_choose_from() -> None
     cases = list(all_cases())
     keys = [(case.spec.op, case.key) for case in cases]
     assert len(set(keys)) == len(keys)
-    assert {case.spec.op for case in cases} == {PSEUDO, ADJUSTED, NORM, AUGMENT}
+    assert {case.spec.op for case in cases} == {PSEUDO, NORM, AUGMENT}
     assert all(len(case.plans) > 1 for case in cases)
 
 
