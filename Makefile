@@ -42,7 +42,7 @@ bench: bench-data
 	$(BIN)/python bench/end_to_end.py
 	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/growth.py
-	$(BIN)/python bench/bench_pseudo_label_cross_entropy.py --seconds 0.3
+	$(BIN)/python bench/bench_kernels.py --seconds 0.3
 
 bench-data: $(READY)
 	$(BIN)/python bench/bench_data.py

@@ -50,9 +50,8 @@ def test_the_step_bench_times_every_part(tmp_path: Path) -> None:
     assert [row["part"] for row in steps_of(target)] == ["data", "train", "full"]
 
 
-@pytest.mark.slow
-def test_the_kernel_bench_runs() -> None:
-    done = bench("bench_pseudo_label_cross_entropy.py", "--smoke")
+def test_the_kernel_bench_compares_and_times() -> None:
+    done = bench("bench_kernels.py", "--smoke", "--op", "batch_norm_act,augment")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
