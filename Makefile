@@ -41,7 +41,6 @@ bench: bench-data
 	$(BIN)/python bench/bench_step.py --output bench/results/step.csv
 	$(BIN)/python bench/end_to_end.py
 	$(BIN)/python bench/scaling.py
-	$(BIN)/python bench/growth.py
 	$(BIN)/python bench/bench_kernels.py --seconds 0.3
 
 bench-data: $(READY)
