@@ -40,7 +40,6 @@ test-all: lint types
 bench: bench-data
 	$(BIN)/python bench/bench_step.py --output bench/results/step.csv
 	$(BIN)/python bench/end_to_end.py
-	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/bench_kernels.py --seconds 0.3
 
 bench-data: $(READY)

@@ -112,13 +112,6 @@ def test_another_method_is_refused_before_anything_is_timed() -> None:
     assert "nothing is timed" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_scaling_measures_two_ranks() -> None:
-    done = bench("scaling.py", "--smoke")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "weak     2 ranks" in done.stdout
-    assert " collectives, " in done.stdout
-
-
 def test_the_data_bench_compares_all_sides() -> None:
     done = bench("bench_data.py", "--smoke")
     assert done.returncode == 0, done.stdout + done.stderr
