@@ -122,17 +122,6 @@ def test_the_data_bench_compares_all_sides() -> None:
     ]
 
 
-@pytest.mark.slow
-def test_the_parts_of_the_data_are_measured() -> None:
-    done = bench("data_parts.py", "--smoke")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [
-        "digits",
-        "fashion_mnist",
-        "cifar",
-    ]
-
-
 def test_the_methods_bench_compares_all_of_them() -> None:
     size = ["data.batch_size=8", "data.mu=1", "train.threads=1"]
     done = bench("bench_methods.py", "--smoke", "--config=digits_lt/reversed", *size)
