@@ -112,16 +112,6 @@ def test_another_method_is_refused_before_anything_is_timed() -> None:
     assert "nothing is timed" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_the_data_bench_compares_all_sides() -> None:
-    done = bench("bench_data.py", "--smoke")
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if "views/s" in line]
-    sides = ["ours", "pillow", "dali_stock", "torchvision_tensor", "torchvision_pil"]
-    assert [line.split()[:2] for line in lines] == [
-        [work, side] for work in ("arrays", "jpeg") for side in sides
-    ]
-
-
 def test_the_methods_bench_compares_all_of_them() -> None:
     size = ["data.batch_size=8", "data.mu=1", "train.threads=1"]
     done = bench("bench_methods.py", "--smoke", "--config=digits_lt/reversed", *size)
