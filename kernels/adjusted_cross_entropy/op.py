@@ -10,6 +10,7 @@ from simpro_kernels.checks import (
     check_logits,
     check_reduction,
     check_same_device,
+    check_views,
 )
 from torch import Tensor, nn
 
@@ -97,16 +98,7 @@ def _check_arguments(
         raise ValueError(f"targets must be a tensor of shape [B], got {got}")
     if targets.dtype != torch.int64:
         raise ValueError(f"targets must be int64, got {str(targets.dtype).removeprefix('torch.')}")
-    num_rows, num_images = logits.shape[0], targets.shape[0]
-    if num_images == 0:
-        divides = num_rows == 0
-    else:
-        divides = num_rows >= num_images and num_rows % num_images == 0
-    if not divides:
-        raise ValueError(
-            f"logits must have L * {num_images} rows (L >= 1 views of the {num_images} images of "
-            f"targets), got {num_rows}"
-        )
+    check_views("logits", logits.shape[0], targets.shape[0], "L")
     if 0 <= ignore_index < logits.shape[1]:
         raise ValueError(
             f"ignore_index must not name one of the {logits.shape[1]} classes, got {ignore_index}"
