@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Two tests at a time, each with one thread; tests that need another number set it themselves.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-all lint types bench bench-data kernel-report setup clean
+.PHONY: demo test test-all lint types bench kernel-report setup clean
 
 setup: $(READY)
 
@@ -37,16 +37,10 @@ test-all: lint types
 	$(PYTEST) -m "not gpu"
 
 # What a CPU can measure, under a quarter of an hour on two idle cores; results in bench/results.
-bench: bench-data
+bench: $(READY)
 	$(BIN)/python bench/bench_step.py --output bench/results/step.csv
 	$(BIN)/python bench/end_to_end.py
-	$(BIN)/python bench/scaling.py
-	$(BIN)/python bench/growth.py
-	$(BIN)/python bench/bench_pseudo_label_cross_entropy.py --seconds 0.3
-	$(BIN)/python bench/bench_adjusted_cross_entropy.py --seconds 0.3
-
-bench-data: $(READY)
-	$(BIN)/python bench/bench_data.py
+	$(BIN)/python bench/bench_kernels.py --seconds 0.3
 
 kernel-report: $(READY)
 	$(BIN)/python bench/kernel_report.py

@@ -12,7 +12,7 @@
 #   resnet    ResNet-50 at 64 and 224 px
 #   profile   a WRN-28-2 step by parts and by kind of kernel
 #   norm      batch norm with activation, and the augmentation, as `loss`
-#   tune      only when named: bench/tune_kernels.py, two minutes more
+#   tune      only when named, with --seconds 600: bench/tune_kernels.py, all that time
 #   train     only when named: a whole run on Fashion-MNIST, where its package is
 #
 # Runs from the tree; needs torch, triton, numpy, pydantic, pyyaml, pillow, pytest and hypothesis,
@@ -125,7 +125,7 @@ step() { # name, seconds, parts, steps, options...
 bench() { # name, seconds, operation, options...
     local name=$1 limit=$2 op=$3
     shift 3
-    run "$name" "$limit" "$python" "bench/bench_$op.py" "$@" ${smoke:+--smoke}
+    run "$name" "$limit" "$python" bench/bench_kernels.py --op "$op" --seconds 0.1 "$@" ${smoke:+--smoke}
 }
 dali() { has nvidia.dali || { echo "== $1: left out, DALI is not installed"; return 1; }; }
 [ -z "$smoke" ] || wrn+=(model.name=small_cnn data.batch_size=2 data.mu=2)
@@ -142,10 +142,9 @@ part_kernels() {
     run "tests of the step" 30 "${tests[@]}" -m gpu tests/training tests/engine
 }
 part_loss() {
-    local options=(--no-gate --seconds 0.1)
-    [ -n "$smoke" ] || options+=(--shape 65536x1000,8192x21841,512x10)
-    bench "loss of pseudo-labels" 60 pseudo_label_cross_entropy "${options[@]}"
-    [ -n "$smoke" ] || bench "labeled loss" 25 adjusted_cross_entropy --no-gate --seconds 0.1 --shape 65536x1000
+    local options=()
+    [ -n "$smoke" ] || options=(--shape 65536x1000,8192x21841,512x10)
+    bench "loss of pseudo-labels" 60 pseudo_label_cross_entropy ${options[@]+"${options[@]}"}
 }
 part_step() {
     if [ -n "$smoke" ]; then
@@ -200,15 +199,13 @@ part_profile() {
         "train.precision=$precision"
 }
 part_norm() {
-    local options=(--no-gate --seconds 0.1)
-    [ -n "$smoke" ] || options+=(--shape 1664x32x32,256x256x56)
-    bench "batch norm" 40 batch_norm_act "${options[@]}"
-    bench "augmentation" 25 augment --seconds 0.1
+    local options=()
+    [ -n "$smoke" ] || options=(--shape 1664x32x32,256x256x56)
+    bench "batch norm" 40 batch_norm_act ${options[@]+"${options[@]}"}
+    bench "augmentation" 25 augment
 }
 part_tune() {
-    local options=()
-    [ "$device" = cuda ] || options=(--compile-only --op augment)
-    run "launch plans" 150 "$python" bench/tune_kernels.py ${options[@]+"${options[@]}"}
+    run "launch plans" 600 "$python" bench/tune_kernels.py
     cp kernels/tuned/*.json "$output" 2>/dev/null || true
 }
 part_train() {

@@ -1,6 +1,7 @@
 """Ahead-of-time report on the Triton kernels: registers, spills, shared memory, access widths.
 
     python bench/kernel_report.py                  # every specialisation, writes bench/results/
+    python bench/kernel_report.py --all-plans      # every launch plan of each, no files
     python bench/kernel_report.py --smoke          # a few of them, no files
 
 Compiles for each architecture without a GPU and reads the machine code (SASS) with the cuobjdump
@@ -11,7 +12,9 @@ the SASS or a stack frame. The LOCAL figure of cuobjdump is not used, it can be 
 import argparse
 import collections
 import csv
+import dataclasses
 import functools
+import importlib
 import itertools
 import os
 import re
@@ -24,16 +27,18 @@ from dataclasses import asdict, dataclass, fields
 from math import gcd
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from simpro_kernels.launch import Launcher
+import torch
+from common import machine
+from simpro_kernels import dispatch
+from simpro_kernels.launch import Launcher
 
 RESULTS = Path(__file__).parent / "results"
 ARCHITECTURES = (80, 90, 100)
 CLASSES = (10, 127, 1000, 2048, 21841)
 DTYPES = ("bf16", "fp32")
-PSEUDO, ADJUSTED = "pseudo_label_cross_entropy", "adjusted_cross_entropy"
+TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+PSEUDO = "pseudo_label_cross_entropy"
 NORM = "batch_norm_act"
 CHANNELS = (16, 128, 1024)
 AUGMENT, SIDES = "augment", (16, 28, 32, 64)
@@ -86,121 +91,80 @@ class Row:
 
 def specialisations() -> Iterator[Specialisation]:
     """What SimPro (soft targets, priors) and FixMatch (hard targets, no priors) launch."""
-    options = {PSEUDO: ("PRIORS GRAD", "PRIORS", "HARD GRAD", "HARD"), ADJUSTED: (BOTH, "PRIORS")}
-    for num_classes, dtype in itertools.product(CLASSES, DTYPES):
-        for op in (PSEUDO, ADJUSTED):
-            for flags in options[op]:
-                yield Specialisation(op, num_classes, dtype, flags, gcd(8, num_classes))
-    for op in (PSEUDO, ADJUSTED):
-        yield Specialisation(op, 1000, "fp16", BOTH, 8)
-        for dtype in DTYPES:  # a slice of columns leaves no alignment
-            yield Specialisation(op, 1000, dtype, BOTH, 1)
+    from simpro_kernels.batch_norm_act.plans import KERNELS
+
+    options = (BOTH, "PRIORS", "HARD GRAD", "HARD")
+    for num_classes, dtype, flags in itertools.product(CLASSES, DTYPES, options):
+        yield Specialisation(PSEUDO, num_classes, dtype, flags, gcd(8, num_classes))
+    yield Specialisation(PSEUDO, 1000, "fp16", BOTH, 8)
+    for dtype in DTYPES:  # a slice of columns leaves no alignment
+        yield Specialisation(PSEUDO, 1000, dtype, BOTH, 1)
     for side, dtype in itertools.product(SIDES, DTYPES):
         yield Specialisation(AUGMENT, side, dtype)
-    for dtype in (*DTYPES, "fp16"):
+    for dtype in TYPES:
         yield Specialisation("gradient", 0, dtype, "IN_PLACE")
     yield Specialisation("gradient", 1000, "bf16", "IN_PLACE")
     yield Specialisation("gradient", 1000, "bf16")
-    yield from norms(CHANNELS, (*DTYPES, "fp16"))
+    # Batch norm; FLAG stands for running statistics or for a residual.
+    for kernel, flag in itertools.product(KERNELS, (" FLAG", "")):
+        if kernel == "merge":  # of statistics, float32 whatever the dtype
+            yield Specialisation(NORM, CHANNELS[-1], "fp32", f"MERGE{flag}", 8)
+            continue
+        for size, dtype in itertools.product(CHANNELS, TYPES):
+            yield Specialisation(NORM, size, dtype, f"{kernel.upper()}{flag}", 8)
     yield Specialisation(NORM, 40, "bf16", "SUMS FLAG", 8)  # not a power of two
     yield Specialisation(NORM, 3, "fp32", "GRADIENT FLAG", 1)
-    yield Specialisation("count", 0, "fp32")
     yield Specialisation("reduce", 0, "fp32")
 
 
-def norms(channels: tuple[int, ...], dtypes: tuple[str, ...]) -> Iterator[Specialisation]:
-    """The kernels of batch norm; FLAG stands for running statistics or for a residual."""
-    from simpro_kernels.batch_norm_act.plans import KERNELS
-
-    for kernel, flag in itertools.product(KERNELS, (" FLAG", "")):
-        if kernel == "merge":  # of statistics, float32 whatever the dtype
-            yield Specialisation(NORM, channels[-1], "fp32", f"MERGE{flag}", 8)
-            continue
-        for size, dtype in itertools.product(channels, dtypes):
-            yield Specialisation(NORM, size, dtype, f"{kernel.upper()}{flag}", 8)
+SMOKE = [
+    Specialisation(PSEUDO, 10, "fp32", BOTH, 2),
+    Specialisation(PSEUDO, 1000, "bf16", BOTH, 8),
+    Specialisation(PSEUDO, 21841, "bf16", BOTH, 1),
+]
+"""All code paths of the loss."""
 
 
-def smoke_specialisations() -> list[Specialisation]:
-    """A small set that covers all code paths."""
-    return [
-        Specialisation(PSEUDO, 10, "fp32", BOTH, 2),
-        Specialisation(PSEUDO, 1000, "bf16", BOTH, 8),
-        Specialisation(PSEUDO, 21841, "bf16", BOTH, 1),
-        Specialisation(ADJUSTED, 1000, "bf16", BOTH, 8),
-    ]
-
-
-def plans_of(op: str) -> Any:
-    """`plans.py` of an operation."""
-    import importlib
-
-    return importlib.import_module(f"simpro_kernels.{op}.plans")
-
-
-def problem_of(spec: Specialisation) -> Any:
-    """The problem as its launch describes it; of a loss with two strong views, the mean."""
-
-    plans = plans_of(spec.op)
-    dtype = dtype_of(spec.dtype)
-    if spec.op == AUGMENT:
-        return plans.Problem(spec.num_classes, spec.num_classes, dtype)
-    chosen = spec.options.split()
-    if spec.op == NORM:
-        kernel = chosen[0].lower()
-        return plans.Problem(kernel, spec.num_classes, dtype, spec.align, "FLAG" in chosen)
-    values = {
-        "num_classes": spec.num_classes,
-        "num_views": 2 if spec.num_classes > plans.MAX_ROW else 0,
-        "dtype": dtype,
-        "align": spec.align,
-        "prior": "PRIORS" in chosen,
-        "prior_weak": "PRIORS" in chosen,
-        "prior_strong": "PRIORS" in chosen,
-        "hard": "HARD" in chosen,
-        "with_grad": "GRAD" in chosen,
-        "scale_grad": spec.dtype != "fp16",
-    }
-    return plans.Problem(**{k: v for k, v in values.items() if k in plans.Problem._fields})
-
-
-def _launcher(spec: Specialisation) -> "Launcher":
-    import torch
+def launchers(spec: Specialisation) -> list[Launcher]:
+    """The kernel under each launch plan, first the default; of a loss the mean over two views."""
     from simpro_kernels import gradient, tl_utils
-    from simpro_kernels.adjusted_cross_entropy import plans as adjusted
 
-    device = torch.device("cpu")  # the default plans: nothing is tuned for it
+    device = torch.device("cpu")
     if spec.op == "gradient":
-        return gradient.launcher(torch.float32, spec.num_classes, bool(spec.options), device)
-    if spec.op == "count":
-        return adjusted.count_launcher(device)
+        return [gradient.launcher(torch.float32, spec.num_classes, bool(spec.options), device)]
     if spec.op == "reduce":
-        return tl_utils.reduce_launcher(device)
-    plans, problem = plans_of(spec.op), problem_of(spec)
-    return plans.launcher(problem, device, plans.candidates(problem)[spec.candidate])
+        return [tl_utils.reduce_launcher(device)]
+    plans = importlib.import_module(f"simpro_kernels.{spec.op}.plans")
+    size, dtype, chosen = spec.num_classes, TYPES[spec.dtype], spec.options.split()
+    if spec.op == AUGMENT:
+        problem = plans.Problem(size, size, dtype)
+    elif spec.op == NORM:
+        problem = plans.Problem(chosen[0].lower(), size, dtype, spec.align, "FLAG" in chosen)
+    else:
+        flags = ("PRIORS" in chosen, "PRIORS" in chosen, "HARD" in chosen, "GRAD" in chosen)
+        views = 2 if size > plans.MAX_ROW else 0
+        problem = plans.Problem(size, views, dtype, spec.align, *flags)
+    return [plans.launcher(problem, device, plan) for plan in plans.candidates(problem)]
 
 
 def compile_and_inspect(spec: Specialisation, arch: int) -> Row:
     """Compile one specialisation for one architecture and read its SASS."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, make_backend
-    from triton.runtime.jit import MockTensor, create_function_from_signature
+    from triton.compiler import ASTSource
 
-    launcher = _launcher(spec)
+    launcher = launchers(spec)[spec.candidate]
     kernel = launcher.kernel
-    target = GPUTarget("cuda", arch, 32)
-    backend = make_backend(target)
-    # As a launch does it, so that one finds in Triton's cache what was compiled here.
-    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-    values = [
-        1 if p.annotation_type else MockTensor(_element(p.name, spec.dtype))
+    # Nothing of a call specialises a kernel, so its parameters say all.
+    signature = {
+        p.name: "constexpr" if p.is_constexpr else p.annotation_type or _pointer(p.name, spec.dtype)
         for p in kernel.params
-        if not p.is_constexpr
-    ]
-    bound, specialised, options = bind(*values, **launcher.constants, **launcher.options)
-    packed = kernel._pack_args(backend, launcher.options, bound, specialised, options)
-    source = ASTSource(kernel, *packed[1:])
-    compiled = triton.compile(source, target=target, options=packed[0].__dict__)
+    }
+    compiled = triton.compile(
+        ASTSource(kernel, signature, constexprs=launcher.constants),
+        target=GPUTarget("cuda", arch, 32),
+        options=launcher.options,
+    )
     usage, sass = _disassemble(compiled.asm["cubin"])
     loads, stores = _access_widths(sass, "LDG"), _access_widths(sass, "STG")
     return Row(
@@ -225,25 +189,20 @@ def compile_and_inspect(spec: Specialisation, arch: int) -> Row:
     )
 
 
-_OF_DTYPE = {"weak_ptr", "strong_ptr", "logits_ptr", "grad_ptr", "out_ptr", "x_ptr", "y_ptr"}
-_OF_DTYPE |= {"residual_ptr", "grad_x_ptr", "grad_residual_ptr"}
+def _pointer(name: str, dtype: str) -> str:
+    """Triton's name for the type of a pointer."""
+    types = {
+        **{"mask_ptr": "i1", "images_ptr": "u8"},
+        **dict.fromkeys(("counter_ptr", "plan_ptr", "constants_ptr"), "i32"),
+        **dict.fromkeys(_OF_DTYPE, dtype),
+    }
+    return f"*{types.get(name, 'fp32')}"
 
 
-def _element(name: str, dtype: str) -> Any:
-    """dtype of the elements that a pointer points to."""
-    import torch
-
-    if name in _OF_DTYPE:
-        return dtype_of(dtype)
-    others = {"mask_ptr": torch.bool, "targets_ptr": torch.int64, "images_ptr": torch.uint8}
-    others |= dict.fromkeys(("counter_ptr", "plan_ptr", "constants_ptr"), torch.int32)
-    return others.get(name, torch.float32)
-
-
-def dtype_of(name: str) -> Any:
-    import torch
-
-    return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
+_OF_DTYPE = (
+    *("weak_ptr", "strong_ptr", "grad_ptr", "out_ptr"),
+    *("x_ptr", "y_ptr", "residual_ptr", "grad_x_ptr", "grad_residual_ptr"),
+)
 
 
 def _disassemble(cubin: bytes) -> tuple[str, str]:
@@ -309,34 +268,36 @@ def _markdown(rows: list[Row], header: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--smoke", action="store_true", help="a few kernels, no files written")
+    parser.add_argument("--all-plans", action="store_true", help="and each plan, no files written")
     parser.add_argument("--arch", type=int, nargs="+", default=list(ARCHITECTURES), metavar="SM")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
-
-    from simpro_kernels import dispatch
-
     if not dispatch.HAS_TRITON or dispatch.INTERPRETED:
         print("kernel_report: needs triton, without TRITON_INTERPRET", file=sys.stderr)
         return 2
-    specs = smoke_specialisations() if options.smoke else list(specialisations())
+    specs = SMOKE if options.smoke else list(specialisations())
+    if options.all_plans:
+        specs = [
+            dataclasses.replace(spec, candidate=i)
+            for spec in specs
+            for i in range(len(launchers(spec)))
+        ]
     jobs = [(spec, arch) for spec in specs for arch in options.arch]
     # Forked workers would inherit locks of torch's threads.
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         rows = list(pool.map(compile_and_inspect, *zip(*jobs, strict=True)))
 
-    import torch
-    import triton
-
-    header = f"triton {triton.__version__}, torch {torch.__version__}; compiled ahead of time."
+    triton = machine()["triton"]
+    header = f"triton {triton}, torch {torch.__version__}; compiled ahead of time."
     spilling = [row for row in rows if row.spills]
-    if options.smoke:
+    if options.smoke or options.all_plans:
         print(_markdown(rows, header))
     else:
         RESULTS.mkdir(exist_ok=True)
         with (RESULTS / "kernel_report.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, [*(f.name for f in fields(Row)), "triton"])
             writer.writeheader()
-            writer.writerows({**asdict(row), "triton": triton.__version__} for row in rows)
+            writer.writerows({**asdict(row), "triton": triton} for row in rows)
         (RESULTS / "kernel_report.md").write_text(_markdown(rows, header), encoding="utf-8")
     for row in spilling:
         print(f"spills: {row}", file=sys.stderr)

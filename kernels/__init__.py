@@ -1,10 +1,10 @@
 """Fused losses, batch norm and augmentation for pseudo-label training, in PyTorch and Triton.
 
-Needs torch; Triton is needed for ``impl="triton"`` only. Every operation is one folder with the
-same files: ``op.py`` (public function, argument checks), ``reference.py`` (the eager twin),
-``custom_op.py`` (autograd), ``launch.py`` (from tensors to a launch), ``plans.py`` (what compiles a
-kernel, launch constants), ``triton_*.py`` (the kernels), ``README.md`` (the mathematics, the
-counting).
+Needs torch; Triton is needed for ``impl="triton"`` only. Every operation is one folder with
+``op.py`` (public function, argument checks), ``reference.py`` (the eager twin) and ``README.md``
+(the mathematics, the counting). Those with a kernel have besides ``custom_op.py`` (autograd),
+``launch.py`` (from tensors to a launch), ``plans.py`` (what compiles a kernel, launch constants)
+and ``triton_*.py`` (the kernels).
 """
 
 from simpro_kernels.adjusted_cross_entropy.op import AdjustedCrossEntropy, adjusted_cross_entropy

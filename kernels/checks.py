@@ -54,6 +54,15 @@ def check_same_device(name: str, tensor: Tensor, other_name: str, other: Tensor)
         )
 
 
+def check_views(name: str, rows: int, images: int, count: str) -> None:
+    """``rows`` must be those of one or more views of every image; ``count`` is their symbol."""
+    if (rows > 0) != (images > 0) or rows % max(images, 1):
+        raise ValueError(
+            f"{name} must have {count} * {images} rows ({count} >= 1 views of {images} images), "
+            f"got {rows}"
+        )
+
+
 def check_reduction(reduction: str) -> None:
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction must be 'mean' or 'none', got {reduction!r}")

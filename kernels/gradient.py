@@ -23,18 +23,9 @@ _PLAN = Plan(warps=4, resident=8, constants={"BLOCK": _BLOCK})
 
 @triton.jit
 def scale_block(
-    grad_ptr,
-    out_ptr,
-    factor_ptr,
-    factor,
-    factor_stride,
-    start,
-    numel,
-    COLUMNS: tl.constexpr,
-    IN_PLACE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TAIL: tl.constexpr,
-):
+    grad_ptr, out_ptr, factor_ptr, factor, factor_stride, start, numel,
+    COLUMNS: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
     offsets = tl.cast(start, tl.int64) + tl.arange(0, BLOCK)
     inside = offsets < numel
     if COLUMNS:
@@ -74,32 +65,14 @@ def scale_rows_kernel(
         start = tl.cast(block, tl.int64) * BLOCK
         if start + BLOCK <= numel:
             scale_block(
-                grad_ptr,
-                out_ptr,
-                factor_ptr,
-                factor,
-                factor_stride,
-                start,
-                numel,
-                COLUMNS,
-                IN_PLACE,
-                BLOCK,
-                False,
-            )
+                grad_ptr, out_ptr, factor_ptr, factor, factor_stride, start, numel,
+                COLUMNS, IN_PLACE, BLOCK, False,
+            )  # fmt: skip
         else:
             scale_block(
-                grad_ptr,
-                out_ptr,
-                factor_ptr,
-                factor,
-                factor_stride,
-                start,
-                numel,
-                COLUMNS,
-                IN_PLACE,
-                BLOCK,
-                True,
-            )
+                grad_ptr, out_ptr, factor_ptr, factor, factor_stride, start, numel,
+                COLUMNS, IN_PLACE, BLOCK, True,
+            )  # fmt: skip
 
 
 @functools.cache
@@ -141,8 +114,8 @@ def _(grad: Tensor, factor: Tensor, logits: Tensor) -> Tensor:
 
 def _refuse(ctx: object, grad: Tensor) -> None:
     raise RuntimeError(
-        "the fused losses of simpro_kernels are differentiable once: use impl='eager' for a "
-        "second derivative"
+        "the fused loss of simpro_kernels is differentiable once: use impl='eager' for a second "
+        "derivative"
     )
 
 

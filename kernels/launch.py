@@ -6,7 +6,7 @@ Every operation does it alike:
    alignment, flags) by a hashable tuple with a ``key``, and lists ``candidates(problem)``: the
    launch plans worth trying, first the default, which comes from counting.
 2. :func:`choose_plan` takes the plan that ``tuned/sm_<arch>.json`` names for the key, else the
-   default. Within :func:`trying`, by which a tuner compares plans, it takes the plan given there.
+   default. There is no such file until somebody runs ``bench/tune_kernels.py`` of the repository.
 3. The operation keeps one :class:`Launcher` per problem and device. Its first call compiles.
 
 The data file: ``{"<operation>": {"<key of the problem>": {"warps": 1, "registers": 255, ...}}}``.
@@ -14,8 +14,7 @@ The data file: ``{"<operation>": {"<key of the problem>": {"warps": 1, "register
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,52 +60,32 @@ def resident(warps: int, registers: int) -> int:
     return max(1, min(REGISTERS // (32 * registers), MAX_WARPS // 2) // warps)
 
 
+asked: dict[tuple[str, str], Sequence[Plan]] = {}
+"""Of every problem that has got a plan, by operation and key: the candidates, for a tuner."""
+
+
 def choose_plan(
     op: str, problem: Problem, device: torch.device, candidates: Callable[[Any], Sequence[Plan]]
 ) -> Plan:
     """The tuned plan of this device class for the problem, else the first candidate."""
-    if (trial := _trials.get((op, problem.key))) is not None:
-        trial.asked = True
-        return trial.plan
-    if device.type == "cuda":
-        entry = _tuned(_architecture(device)).get(op, {}).get(problem.key)
-        if entry is not None:
-            return Plan(**entry)
-    return candidates(problem)[0]
-
-
-@dataclass
-class Trial:
-    """A plan that is being tried."""
-
-    plan: Plan
-    asked: bool = False
-    """Whether a launcher has been made with it."""
-
-
-_trials: dict[tuple[str, str], Trial] = {}
-
-
-@contextmanager
-def trying(op: str, key: str, plan: Plan) -> Iterator[Trial]:
-    """New launchers of the operation take the plan for problems of this key; kept ones do not."""
-    trial = _trials[op, key] = Trial(plan)
-    try:
-        yield trial
-    finally:
-        del _trials[op, key]
+    plans = asked[op, problem.key] = candidates(problem)
+    entry = tuned(device).get(op, {}).get(problem.key)
+    return plans[0] if entry is None else Plan(**entry)
 
 
 @functools.cache
-def _tuned(architecture: str) -> dict[str, dict[str, dict[str, Any]]]:
-    file = TUNED / f"{architecture}.json"
+def tuned(device: torch.device) -> dict[str, dict[str, dict[str, Any]]]:
+    """What the data file says; a tuner changes it, and launchers made from then on follow."""
+    file = data_file(device)
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
-@functools.cache
-def _architecture(device: torch.device) -> str:
+def data_file(device: torch.device) -> Path:
+    """Of the device's class; interpreted there is none."""
+    if device.type != "cuda":
+        return TUNED / "none.json"
     major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
+    return TUNED / f"sm_{major}{minor}.json"
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The public operation: argument checks and choice of implementation."""
+"""The public operation: argument checks, eager or compiled."""
 
 from collections.abc import Callable
 
@@ -10,11 +10,9 @@ from simpro_kernels.checks import (
     check_logits,
     check_reduction,
     check_same_device,
+    check_views,
 )
 from torch import Tensor, nn
-
-if dispatch.HAS_TRITON:
-    from simpro_kernels.adjusted_cross_entropy import custom_op
 
 
 def adjusted_cross_entropy(
@@ -36,13 +34,14 @@ def adjusted_cross_entropy(
     prior; without a prior it is the ordinary cross-entropy.
 
     Args:
-        logits: [L*B, K] float32, bfloat16, float16 or (eager only) float64, view-major.
+        logits: [L*B, K] float32, bfloat16, float16 or float64, view-major.
         targets: int64 [B].
         log_prior: [K] float32 or float64, constant, or None for none.
         ignore_index: rows with this target give loss 0 and gradient 0.
         reduction: "mean" over the rows that are not ignored (0 if all are), or "none": [L*B].
-        impl: "triton", "eager", "compile" (the eager twin through torch.compile, which needs a
-            C++ compiler on the CPU), or "auto" (the kernel on CUDA, else eager).
+        impl: "eager", or "compile" (the same through torch.compile, which needs a C++ compiler on
+            the CPU). "auto" and "triton" are eager: the labeled rows are few and have no kernel,
+            and one ``impl`` may go to both losses.
 
     Returns:
         The loss, float32 (float64 for float64 logits).
@@ -52,20 +51,15 @@ def adjusted_cross_entropy(
     -inf in a row gives NaN; a -inf logit at the target gives +inf.
 
     Raises:
-        ValueError: an argument has the wrong shape, dtype, device or value, or ``impl="triton"``
-            cannot run here.
+        ValueError: an argument has the wrong shape, dtype, device or value.
     """
     _check_arguments(logits, targets, log_prior, ignore_index)
     check_reduction(reduction)
-    impl = dispatch.choose("adjusted_cross_entropy", impl, logits)
-    if impl == "triton":
-        with_grad = torch.is_grad_enabled() and logits.requires_grad
-        mean = reduction == "mean"
-        return custom_op.run(logits, targets, log_prior, ignore_index, mean, with_grad)
-    twin: Callable[..., Tensor] = reference.adjusted_cross_entropy
+    dispatch.check_impl(impl)
+    loss: Callable[..., Tensor] = reference.adjusted_cross_entropy
     if impl == "compile":
-        twin = dispatch.compiled(twin)
-    return twin(logits, targets, log_prior, ignore_index, reduction)
+        loss = dispatch.compiled(loss)
+    return loss(logits, targets, log_prior, ignore_index, reduction)
 
 
 class AdjustedCrossEntropy(nn.Module):
@@ -104,16 +98,7 @@ def _check_arguments(
         raise ValueError(f"targets must be a tensor of shape [B], got {got}")
     if targets.dtype != torch.int64:
         raise ValueError(f"targets must be int64, got {str(targets.dtype).removeprefix('torch.')}")
-    num_rows, num_images = logits.shape[0], targets.shape[0]
-    if num_images == 0:
-        divides = num_rows == 0
-    else:
-        divides = num_rows >= num_images and num_rows % num_images == 0
-    if not divides:
-        raise ValueError(
-            f"logits must have L * {num_images} rows (L >= 1 views of the {num_images} images of "
-            f"targets), got {num_rows}"
-        )
+    check_views("logits", logits.shape[0], targets.shape[0], "L")
     if 0 <= ignore_index < logits.shape[1]:
         raise ValueError(
             f"ignore_index must not name one of the {logits.shape[1]} classes, got {ignore_index}"

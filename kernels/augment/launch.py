@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from simpro_kernels.augment.operations import operation_constants, shift_and_scale
-from simpro_kernels.augment.plans import Plan, Problem, kept_launcher, launcher
+from simpro_kernels.augment.plans import Problem, kept_launcher
 from torch import Tensor
 
 
@@ -17,19 +17,13 @@ def launch(
     mean: Sequence[float],
     std: Sequence[float],
     dtype: torch.dtype,
-    launch_plan: Plan | None = None,
 ) -> Tensor:
     """The views, [v, H, W, 3]; see ``op.py``."""
     (height, width), device = images.shape[1:3], images.device
     views = torch.empty(len(plan), height, width, 3, dtype=dtype, device=device)
     if not len(plan):
         return views
-    problem = Problem(height, width, dtype)
-    kernel = (
-        kept_launcher(problem, device)
-        if launch_plan is None
-        else launcher(problem, device, launch_plan)
-    )
+    kernel = kept_launcher(Problem(height, width, dtype), device)
     plan = plan.contiguous()
     if device.type == "cuda":
         plan = plan.pin_memory().to(device, non_blocking=True)

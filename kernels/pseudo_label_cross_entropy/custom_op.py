@@ -30,15 +30,9 @@ def pseudo_label_cross_entropy(
     with_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """loss ([] or [V*N]), class_mass, mask, max_prob, stored gradient ([0, K] if not wanted)."""
+    tensors = (logits_weak, logits_strong, log_prior_weak, log_prior_strong, threshold)
     loss, class_mass, mask, max_prob, grad = launch(
-        logits_weak,
-        logits_strong,
-        log_prior_weak,
-        log_prior_strong,
-        threshold,
-        hard=hard,
-        mean=mean,
-        with_grad=with_grad,
+        *tensors, hard=hard, mean=mean, with_grad=with_grad
     )
     if grad is None:
         grad = logits_strong.new_empty(0, logits_strong.shape[1])
@@ -46,24 +40,15 @@ def pseudo_label_cross_entropy(
 
 
 @pseudo_label_cross_entropy.register_fake
-def _(
-    logits_weak: Tensor,
-    logits_strong: Tensor,
-    log_prior_weak: Tensor | None,
-    log_prior_strong: Tensor | None,
-    threshold: Tensor,
-    hard: bool,
-    mean: bool,
-    with_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    num_images, num_classes = logits_weak.shape
-    num_rows = logits_strong.shape[0]
+def _(weak: Tensor, strong: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    *_, mean, with_grad = options
+    (num_images, num_classes), num_rows = weak.shape, strong.shape[0]
     return (
-        logits_weak.new_empty(() if mean else (num_rows,), dtype=torch.float32),
-        logits_weak.new_empty((num_classes,), dtype=torch.float32),
-        logits_weak.new_empty((num_images,), dtype=torch.bool),
-        logits_weak.new_empty((num_images,), dtype=torch.float32),
-        logits_strong.new_empty((num_rows if with_grad else 0, num_classes)),
+        weak.new_empty(() if mean else (num_rows,), dtype=torch.float32),
+        weak.new_empty((num_classes,), dtype=torch.float32),
+        weak.new_empty((num_images,), dtype=torch.bool),
+        weak.new_empty((num_images,), dtype=torch.float32),
+        strong.new_empty((num_rows if with_grad else 0, num_classes)),
     )
 
 

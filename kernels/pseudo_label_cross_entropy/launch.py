@@ -9,10 +9,8 @@ from simpro_kernels.launch import arrivals
 from simpro_kernels.pseudo_label_cross_entropy.plans import (
     MAX_ROW,
     MAX_TILE,
-    Plan,
     Problem,
     kept_launcher,
-    launcher,
 )
 from simpro_kernels.pseudo_label_cross_entropy.triton_tiles import MAX_FINISHED
 from simpro_kernels.tl_utils import alignment, prior_of, reduce_partials, rows_of
@@ -29,7 +27,6 @@ def launch(
     hard: bool,
     mean: bool,
     with_grad: bool,
-    plan: Plan | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """loss ([] or [V*N]), class mass [K], mask [N], max_prob [N], gradient [V*N, K] if wanted.
 
@@ -53,7 +50,7 @@ def launch(
         not mean,
     )
     device = weak.device
-    kernel = kept_launcher(problem, device) if plan is None else launcher(problem, device, plan)
+    kernel = kept_launcher(problem, device)
 
     loss_scale, grad_scale = scales(strong, mean)
     max_prob = weak.new_empty(num_images, dtype=torch.float32)

@@ -12,6 +12,7 @@ from simpro_kernels.checks import (
     check_reduction,
     check_same_device,
     check_threshold,
+    check_views,
 )
 from simpro_kernels.pseudo_label_cross_entropy import reference
 from torch import Tensor, nn
@@ -180,21 +181,12 @@ def _check_arguments(
     check_logits("logits_weak", logits_weak)
     check_logits("logits_strong", logits_strong)
     num_images, num_classes = logits_weak.shape
-    num_rows = logits_strong.shape[0]
     if logits_strong.shape[1] != num_classes:
         raise ValueError(
             f"logits_strong must have the {num_classes} classes of logits_weak, "
             f"got {logits_strong.shape[1]}"
         )
-    if num_images == 0:
-        divides = num_rows == 0
-    else:
-        divides = num_rows >= num_images and num_rows % num_images == 0
-    if not divides:
-        raise ValueError(
-            f"logits_strong must have V * {num_images} rows (V >= 1 strong views of the "
-            f"{num_images} images of logits_weak), got {num_rows}"
-        )
+    check_views("logits_strong", logits_strong.shape[0], num_images, "V")
     if logits_strong.dtype != logits_weak.dtype:
         raise ValueError(
             f"logits_strong must have the dtype of logits_weak ({logits_weak.dtype}), "

@@ -46,8 +46,8 @@ class MethodConfig(Section):
     alpha_max: float | None = Field(None, gt=0)
     """Upper bound of `alpha`; short runs on small unlabeled sets need 1."""
     impl: Literal["auto", "triton", "eager", "compile"] = Field("auto", **ROUNDING)
-    """Loss kernels: `auto` takes Triton on CUDA and eager PyTorch elsewhere; `compile` is the eager
-    reference through torch.compile."""
+    """Losses: `auto` takes a Triton kernel for the unlabeled one on CUDA and eager PyTorch for the
+    rest; `compile` is eager PyTorch through torch.compile."""
 
     @model_validator(mode="after")
     def _check_alpha(self) -> MethodConfig:

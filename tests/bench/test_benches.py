@@ -50,9 +50,8 @@ def test_the_step_bench_times_every_part(tmp_path: Path) -> None:
     assert [row["part"] for row in steps_of(target)] == ["data", "train", "full"]
 
 
-@pytest.mark.parametrize("op", ["adjusted", pytest.param("pseudo_label", marks=pytest.mark.slow)])
-def test_the_kernel_benches_run(op: str) -> None:
-    done = bench(f"bench_{op}_cross_entropy.py", "--smoke")
+def test_the_kernel_bench_compares_and_times() -> None:
+    done = bench("bench_kernels.py", "--smoke", "--op", "batch_norm_act,augment")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -111,34 +110,6 @@ def test_another_method_is_refused_before_anything_is_timed() -> None:
     assert done.returncode == 1
     assert "of ours and of the baseline differ by" in done.stderr
     assert "nothing is timed" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_scaling_measures_two_ranks() -> None:
-    done = bench("scaling.py", "--smoke")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "weak     2 ranks" in done.stdout
-    assert " collectives, " in done.stdout
-
-
-def test_the_data_bench_compares_all_sides() -> None:
-    done = bench("bench_data.py", "--smoke")
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if "views/s" in line]
-    sides = ["ours", "pillow", "dali_stock", "torchvision_tensor", "torchvision_pil"]
-    assert [line.split()[:2] for line in lines] == [
-        [work, side] for work in ("arrays", "jpeg") for side in sides
-    ]
-
-
-@pytest.mark.slow
-def test_the_parts_of_the_data_are_measured() -> None:
-    done = bench("data_parts.py", "--smoke")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [
-        "digits",
-        "fashion_mnist",
-        "cifar",
-    ]
 
 
 def test_the_methods_bench_compares_all_of_them() -> None:

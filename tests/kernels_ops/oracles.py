@@ -6,15 +6,9 @@ in every dtype; only the stored gradient is rounded to it.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from simpro_kernels import (
-    PseudoLabelLoss,
-    adjusted_cross_entropy,
-    dispatch,
-    pseudo_label_cross_entropy,
-)
+from simpro_kernels import PseudoLabelLoss, dispatch, pseudo_label_cross_entropy
 from torch import Tensor
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -114,23 +108,6 @@ def run_pseudo(case: Case, inputs: Inputs, impl: str) -> tuple[PseudoLabelLoss, 
     (out.loss * inputs.incoming.to(out.loss.dtype)).sum().backward()
     assert strong.grad is not None
     return out, strong.grad
-
-
-def run_adjusted(
-    logits: Tensor,
-    targets: Tensor,
-    prior: Tensor | None,
-    incoming: Tensor,
-    impl: str,
-    **options: Any,
-) -> tuple[Tensor, Tensor]:
-    dtype = torch.float64 if impl == "fp64" else logits.dtype
-    logits = logits.to(dtype).clone().requires_grad_()
-    impl = "eager" if impl == "fp64" else impl
-    loss = adjusted_cross_entropy(logits, targets, prior, impl=impl, **options)
-    (loss * incoming.to(loss.dtype)).sum().backward()
-    assert logits.grad is not None
-    return loss, logits.grad
 
 
 def assert_three_way(name: str, kernel: Tensor, eager: Tensor, exact: Tensor, rtol: float) -> None:

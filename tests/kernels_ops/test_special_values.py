@@ -34,8 +34,6 @@ def test_a_single_finite_logit(
     out, grad = _pseudo(logits, logits, impl, hard=hard)
     assert out.loss.tolist() == [0.0] and out.max_prob.tolist() == [1.0]
     assert (grad == 0).all()
-    target = torch.tensor([at], device=device)
-    assert adjusted_cross_entropy(logits, target, None, impl=impl) == 0
 
 
 @IMPLS
@@ -49,8 +47,6 @@ def test_no_mass_on_a_class_that_is_minus_inf_gives_the_entropy(
     out, grad = _pseudo(logits, logits, impl, priors=(prior, prior))
     assert abs(float(out.loss) - 4.99e-4) < 1e-5
     assert torch.isfinite(grad).all()
-    loss = adjusted_cross_entropy(logits, torch.tensor([0], device=device), prior, impl=impl)
-    assert abs(float(loss) - 4.54e-5) < 1e-6
 
 
 @IMPLS
@@ -67,8 +63,6 @@ def test_mass_on_a_class_that_is_minus_inf_gives_inf(
         assert out.loss.tolist() == [INF]
         assert torch.isfinite(grad).all()
         assert abs(float(grad[0, 2]) + 1) < 1e-4
-    target = torch.tensor([2], device=device)
-    assert adjusted_cross_entropy(strong, target, None, impl=impl) == INF
 
 
 def _invalid_row(kind: str, num_classes: int) -> torch.Tensor:
@@ -120,22 +114,27 @@ def test_invalid_strong_row_counts_where_the_image_is_kept(
     assert (grad[1] == 0).all() and out.loss[1] == 0
 
 
-@IMPLS
-@pytest.mark.parametrize("num_classes", [3, 2500])
 @pytest.mark.parametrize("kind", ["nan", "inf", "all -inf"])
-def test_invalid_labeled_row_counts_unless_ignored(
-    kind: str, num_classes: int, impl: str, device: torch.device
-) -> None:
-    logits = torch.zeros(3, num_classes)
-    logits[:2] = _invalid_row(kind, num_classes)
+def test_invalid_labeled_row_counts_unless_ignored(kind: str, device: torch.device) -> None:
+    logits = torch.zeros(3, 3)
+    logits[:2] = _invalid_row(kind, 3)
     logits = logits.to(device).requires_grad_()
     targets = torch.tensor([0, -100, 0], device=device)
-    loss = adjusted_cross_entropy(logits, targets, None, reduction="none", impl=impl)
+    loss = adjusted_cross_entropy(logits, targets, None, reduction="none")
     loss.sum().backward()
     assert loss.isnan().tolist() == [True, False, False] and loss[1] == 0
     assert logits.grad is not None
     assert logits.grad[0].isnan().any() and (logits.grad[1] == 0).all()
     assert torch.isfinite(logits.grad[2]).all()
+
+
+def test_minus_inf_in_a_labeled_row(device: torch.device) -> None:
+    """Of another class it costs nothing, in the prior as in the logits; of the target infinity."""
+    logits = torch.tensor([[10.0, -INF, 0.0]], device=device)
+    prior = torch.tensor([0.0, -INF, 0.0], device=device)
+    for z, a in ((logits, None), (logits.clamp(min=0), prior)):
+        losses = [adjusted_cross_entropy(z, torch.tensor([k], device=device), a) for k in (0, 1)]
+        assert abs(float(losses[0]) - 4.54e-5) < 1e-6 and losses[1] == INF
 
 
 @IMPLS
