@@ -127,7 +127,7 @@ class ABC(Method):
     def confident(self, logits_weak: Tensor) -> Tensor:
         """bool [N]: images that either head may learn from, by a bound lower than rounding."""
         largest = logits_weak.to(prior_dtype(logits_weak)).softmax(2).amax(2)
-        return (largest >= self._bound * (1 - 1e-5)).any(1)
+        return (largest >= self._lower_bound).any(1)
 
     def end_period(self) -> None:
         super().end_period()

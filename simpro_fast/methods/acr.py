@@ -115,7 +115,7 @@ class ACR(Method):
     @torch.no_grad()
     def confident(self, logits_weak: Tensor) -> Tensor:
         """bool [N]: images that either head learns from, by a bound lower than rounding."""
-        return self._targets(logits_weak, self._bound * (1 - 1e-5))[1].any(1)
+        return self._targets(logits_weak, self._lower_bound)[1].any(1)
 
     def phase_at(self, period: int) -> int:
         """0 before u is estimated, then 1."""

@@ -115,6 +115,12 @@ class Method(PriorTracker):
         self._bound.fill_(value)
 
     @property
+    def _lower_bound(self) -> Tensor:
+        """For `confident`: below the threshold by far more than rounding, so that another order of
+        summation in `forward` keeps no image that is missing there."""
+        return self._bound * (1 - 1e-5)
+
+    @property
     def loss_tau(self) -> float:
         """tau of the loss CE(f + tau log phi) that the network is trained with; 0: plain logits."""
         return 0.0

@@ -111,7 +111,7 @@ class CPE(Method):
     def confident(self, logits_weak: Tensor) -> Tensor:
         """bool [N]: images that some expert learns from, by a bound lower than rounding."""
         largest = _expert_logits(logits_weak).softmax(2).amax(2)
-        return (largest >= self._bound * (1 - 1e-5)).any(1)
+        return (largest >= self._lower_bound).any(1)
 
     def test_head(self, heads: Heads, network: nn.Module) -> tuple[Tensor, Tensor]:
         """The mean of the second expert over the branches."""

@@ -98,8 +98,7 @@ class PseudoLabelMethod(Method):
     def confident(self, logits_weak: Tensor) -> Tensor:
         """The images whose strong views `forward` will look at, for callers who skip the others.
 
-        Decided as in `forward`, with a bound that is lower by far more than rounding: another
-        order of summation there cannot keep an image that is missing here.
+        Decided as in `forward`, with a lower bound.
 
         Args:
             logits_weak: float [N, K].
@@ -109,7 +108,7 @@ class PseudoLabelMethod(Method):
         """
         log_prior_weak, _ = self.adjustments(prior_dtype(logits_weak))
         found = self._pseudo_label_loss(logits_weak, logits_weak, log_prior_weak, None)
-        return found.max_prob >= self._bound * (1 - 1e-5)
+        return found.max_prob >= self._lower_bound
 
     @torch.no_grad()
     def pseudo_labels(self, logits_weak: Tensor) -> PseudoLabels:

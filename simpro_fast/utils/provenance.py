@@ -53,6 +53,7 @@ def git_commit() -> str | None:
 PACKAGES = {
     "numpy": ("numpy",),
     "DALI": ("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
+    "nvImageCodec": ("nvidia-nvimgcodec-cu13", "nvidia-nvimgcodec-cu12"),  # decodes for DALI
     "DeepSpeed": ("deepspeed",),
     "Triton": ("triton",),
 }

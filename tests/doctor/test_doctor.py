@@ -19,6 +19,7 @@ from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.doctor import data, examine, machine, ranks, speed
 from simpro_fast.doctor.table import Line, closing, merge, table
 from simpro_fast.training import dry_run
+from simpro_fast.utils import provenance
 from tests.conftest import ROOT
 from tests.data.image_folders import tidy
 from tests.processes import clean_environment, finish, free_port, script, start
@@ -206,6 +207,35 @@ def test_known_bad_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "driver 580" in found[3]
     versions.clear()
     assert machine._bad_pairs("580.65.06") == []
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "verdict"),
+    [
+        ("0.9.0.20", False, "ok"),
+        ("0.9.0.20", True, "warning"),
+        ("0.9.1.7", True, "ok"),
+        ("0.10.0", False, "problem"),
+        ("0.8.0.1422", True, "problem"),
+        (None, False, "problem"),
+    ],
+)
+def test_the_image_decoder_is_one_that_dali_works_with(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, gpu: bool, verdict: str
+) -> None:
+    versions = {"nvidia-dali-cuda130": "2.4.0", "nvidia-nvimgcodec-cu13": version}
+    asked = {"nvidia-dali-cuda130": ["numpy", "nvidia-nvimgcodec-cu13[all]<0.10.0,>=0.9.0"]}
+    for module in (machine, provenance):
+        monkeypatch.setattr(
+            module, "version_of", lambda *names: next(filter(None, map(versions.get, names)), None)
+        )
+    monkeypatch.setattr(machine.metadata, "requires", asked.get)
+    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(provenance.torch.cuda.nccl, "version", lambda: (2, 30, 7))
+    monkeypatch.setattr(machine, "_driver", lambda: None)
+    line = machine.check_versions()
+    assert line.verdict == verdict and f"nvImageCodec {version or 'missing'}" in line.found
+    assert bool(line.cure) == (verdict != "ok")
 
 
 def test_skewed_clocks_and_slow_links_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

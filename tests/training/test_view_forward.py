@@ -152,6 +152,22 @@ def test_confident_is_the_mask_of_the_method(kind: type) -> None:
     assert not method.confident(torch.full((1, 3), torch.nan)).any()
 
 
+@pytest.mark.parametrize("kind", [SimPro, FixMatch])
+def test_confident_has_a_margin_below_the_threshold_for_rounding(kind: type) -> None:
+    weak = torch.tensor([[2.0, 0.5, -1.0]])
+    method = kind([40, 15, 5], threshold=0.5, strong_views=1)
+    probability = float(method.pseudo_labels(weak).probability)
+
+    def at(threshold: float) -> tuple[bool, bool]:
+        method.threshold = threshold
+        mask = method(weak, torch.tensor([0]), weak, weak).mask
+        return bool(mask), bool(method.confident(weak))
+
+    assert at(probability * (1 - 1e-4)) == (True, True)
+    assert at(probability * (1 + 5e-6)) == (False, True)
+    assert at(probability * (1 + 1e-4)) == (False, False)
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="weak_forward=no_grad"):
         parse_config({"name": "x", "train": {"strong_forward": "confident"}})
