@@ -74,7 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     progress = ProgressLine("evaluated", "images", shown=not options.quiet)
     if options.data is None:
         found = run_test_logits(
-            model, options.model, batch_size=options.batch_size, progress=progress
+            model,
+            options.model,
+            batch_size=options.batch_size,
+            progress=progress,
+            trust_code=options.trust_code,
         )
     else:
         found = labeled_logits(

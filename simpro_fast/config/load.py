@@ -122,10 +122,14 @@ def written_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def parse_config(tree: dict[str, Any]) -> Config:
-    """Validate a plain dictionary; every problem of it is named in one `ConfigError`."""
+def parse_config(tree: dict[str, Any], *, may_import: bool = True) -> Config:
+    """Validate a plain dictionary; every problem of it is named in one `ConfigError`.
+
+    Args:
+        may_import: as in `config_class`.
+    """
     tree = with_method_defaults(tree)
-    schema = config_class(tree.get("method"))
+    schema = config_class(tree.get("method"), may_import=may_import)
     try:
         return schema(**tree)
     except ValidationError as error:
@@ -192,7 +196,7 @@ def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold `key: value` sections, got a {type(tree).__name__}")
     if children:
-        _refuse_foreign(tree, _known_keys() | {"base": None}, path)
+        _refuse_foreign(tree, known_keys() | {"base": None}, path)
     base = tree.pop("base", None)
     if base is None:
         return tree
@@ -223,7 +227,7 @@ def _forget_defaults(tree: dict[str, Any], method: Any) -> dict[str, Any]:
     return {**tree, "methods": kept}
 
 
-def _known_keys() -> dict[str, Any]:
+def known_keys() -> dict[str, Any]:
     """The keys of a configuration file; sections are dictionaries, an empty one holds any key."""
     # What a method of one's own takes is not known before it is imported.
     return {**all_keys(Config), "method": {}, "methods": {}}
@@ -262,7 +266,7 @@ def _without_empty_sections(tree: Any) -> Any:
     """A section whose keys are all commented out reads as null; it means no change."""
     if not isinstance(tree, dict):
         return tree
-    sections = {name for name, inner in _known_keys().items() if inner is not None}
+    sections = {name for name, inner in known_keys().items() if inner is not None}
     return {k: v for k, v in tree.items() if not (v is None and k in sections)}
 
 

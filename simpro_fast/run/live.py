@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simpro_fast.config import Config, load_config
+from simpro_fast.config import Config
+from simpro_fast.config.saved import read_saved_config
 from simpro_fast.errors import UserError
 from simpro_fast.fault_tolerance.heartbeat import Beat, Heartbeats
 from simpro_fast.fault_tolerance.launchers import is_running
@@ -89,7 +90,7 @@ def read_live(run_dir: Path) -> LiveRun:
     if not (run_dir / "config.yaml").is_file():
         what = "it has no config.yaml" if run_dir.is_dir() else "no such folder"
         raise UserError(f"{run_dir}: not a run directory ({what}); name one, <name>/seed<k>")
-    config = load_config(run_dir / "config.yaml")
+    config = read_saved_config(run_dir / "config.yaml")
     rows = read_metrics(run.metrics) if run.metrics.is_file() else []
     split: dict[str, Any] = {}
     if (run_dir / "split.json").is_file():

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from simpro_fast.config import Config, flatten, load_config, parse_config
+from simpro_fast.config import Config, flatten
 from simpro_fast.config.bounds import shown
-from simpro_fast.config.methods import method_entry
+from simpro_fast.config.saved import read_saved_config, saved_config
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
@@ -51,9 +51,6 @@ def agreed_fingerprint(dataset: ArrayDataset, split: Split, ranks: Ranks) -> dic
     return {"data": data, "split": cut, FILES: ranks.gather_bytes(state.encode())[0].decode()}
 
 
-RETIRED_KEYS = (("data", "steps_per_fetch"),)
-
-
 def find_state(
     config: Config, run: RunDirectory, fingerprint: dict[str, str], ranks: Ranks
 ) -> tuple[Path, dict[str, Any]] | None:
@@ -90,33 +87,9 @@ def check_state(path: Path, state: dict[str, Any]) -> None:
     """
     check_parts(path, state, STATE_PARTS)
     try:
-        _saved_config(state)
+        saved_config(state["config"])
     except ConfigError as error:
         raise UserError(f"checkpoint {path}: its configuration is wrong: {error}") from None
-
-
-def _saved_config(state: dict[str, Any]) -> Config:
-    """The configuration in a checkpoint, keys of earlier versions as they are called now."""
-    tree = {k: dict(v) if isinstance(v, dict) else v for k, v in state["config"].items()}
-    for section, key in RETIRED_KEYS:
-        if isinstance(tree.get(section), dict):
-            tree[section].pop(key, None)
-    method = tree.get("method")
-    if isinstance(method, dict):
-        if "recipe" in method:
-            _split_method_keys(method)
-        method_entry(str(method.get("name")), may_import=False)
-    return parse_config(tree)
-
-
-def _split_method_keys(method: dict[str, Any]) -> None:
-    """A method section of before methods had keys of their own, where some meant nothing."""
-    method["variant"] = method.pop("recipe")
-    if method.get("hard") is None:
-        method.pop("hard", None)
-    if method.get("name") == "fixmatch":
-        for key in ("tau", "adjust_pseudo_labels", "adjust_loss"):
-            method.pop(key, None)
 
 
 def load_state(
@@ -193,7 +166,7 @@ def check_same_run(
                 f"as they are by checkpoint.resume={path}"
             )
         logger.warning("%s: %s; it goes on with them", path, changed, extra=FOUND_BY_ALL)
-    before = _saved_config(state)
+    before = saved_config(state["config"])
     _refuse_changes(path, before, config)
     _check_weights(path, state["fingerprint"].get("weights"), config)
     if state["step"] > config.train.steps:
@@ -224,7 +197,7 @@ def finished_summary(config: Config) -> dict[str, Any] | None:
         return None
     saved = run.path / "config.yaml"
     try:
-        before = load_config(saved)
+        before = read_saved_config(saved)
     except ConfigError as error:
         logger.warning("%s: its configuration is not compared", error, extra=FOUND_BY_ALL)
     else:
