@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import wraps
+from pathlib import Path
 
 from simpro_fast.errors import UserError
 from simpro_fast.printable import show
@@ -43,6 +44,25 @@ def verb(body: Body) -> Body:
             return _say(str(error) or "interrupted; files are whole", INTERRUPTED)
 
     return main
+
+
+@contextmanager
+def about(*paths: Path) -> Iterator[None]:
+    """What goes wrong inside is the fault of a run that is read, and ends in a line that names it.
+
+    Raises:
+        UserError: in place of every error that is not one for users already.
+    """
+    try:
+        yield
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        raise UserError(
+            f"{paths[0]}{more}: cannot be shown ({type(error).__name__}: {error}); a file in it is "
+            "damaged, or another version wrote it"
+        ) from error
 
 
 def reader_gone() -> int:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from simpro_fast.cli.ending import DONE, verb
+from simpro_fast.cli.ending import DONE, about, verb
 from simpro_fast.cli.output_folder import check_output
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.errors import ConfigError
@@ -55,7 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     named = [*options.runs, *options.compare]
     if not named:
         raise ConfigError(f"no run directory; for example simpro-fast report {EXAMPLE}")
-    runs = [with_state(load_run(path)) for path in find_runs(named)]
+    found = find_runs(named)
+    with about(*found):
+        return _report(found, named, options)
+
+
+def _report(found: Sequence[Path], named: Sequence[Path], options: argparse.Namespace) -> int:
+    runs = []
+    for path in found:
+        with about(path):
+            runs.append(with_state(load_run(path)))
     notes = check_same_split(runs, force=options.force)
     groups = group_runs(runs)
     notes += filter(None, map(seeds_that_differ, groups))

@@ -17,7 +17,7 @@ from simpro_fast.data.files.manifest import Row
 from simpro_fast.data.files.square import read_square
 from simpro_fast.data.splits.split import Split, load_split
 from simpro_fast.errors import UserError
-from simpro_fast.utils.atomic_write import read_json
+from simpro_fast.report.files import ENVIRONMENT, read_environment
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def unlabeled_set(run_dir: Path, *, trust_code: bool = False) -> UnlabeledSet:
         config = load_config(config_path)
     split = load_split(run_dir)
     dataset = load_dataset(config.data)
-    trained_on = read_json(run_dir / "environment.json").get("data")
+    trained_on = read_environment(run_dir / ENVIRONMENT).get("data")
     if dataset.fingerprint() != trained_on:
         raise UserError(
             f"{run_dir}: its images are not those it was trained on any more (labels were added, "

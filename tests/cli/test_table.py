@@ -25,7 +25,8 @@ if keys["seed"] == "9":
 folder = pathlib.Path("runs", keys["name"], "seed" + keys["seed"])
 folder.mkdir(parents=True)
 top1 = {"simpro": 80.0, "fixmatch": 60.0}[keys["method.name"]] + int(keys["seed"])
-summary = {"steps": 12, "top1": top1, "kl_pi_u": 0.5, "pi_u_true": [0.5, 0.5]}
+summary = {"steps": 12, "top1": top1, "kl_pi_u": 0.5, "pi_u_true": [0.5, 0.5], "pi_u": None}
+summary |= {"name": "", "seed": 1, "method": "", "per_class": None, "class_names": ["a", "b"]}
 (folder / "summary.json").write_text(json.dumps(summary))
 """
 
