@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from simpro_fast.config import load_config
 from simpro_fast.data.datasets.base import ArrayDataset
-from simpro_fast.data.datasets.registry import load_dataset
-from simpro_fast.data.splits.split import Split, load_split
+from simpro_fast.data.splits.split import Split
 from simpro_fast.errors import UserError
 from simpro_fast.inference.model import TrainedModel, load_model
+from simpro_fast.inference.unlabeled import unlabeled_set
 from simpro_fast.utils.machine import machine_name
 from simpro_fast.utils.provenance import git_commit
 
@@ -62,8 +61,8 @@ def open_run(folder: Path) -> FinishedRun:
     Raises:
         UserError: a file of either is missing or damaged.
     """
-    dataset = load_dataset(load_config(folder / "config.yaml").data)
-    return FinishedRun(folder, load_model(folder, "cpu"), dataset, load_split(folder))
+    trained = unlabeled_set(folder)
+    return FinishedRun(folder, load_model(folder, "cpu"), trained.dataset, trained.split)
 
 
 def calibrate(run: FinishedRun, rng: np.random.Generator) -> Calibration:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
+from pathlib import Path
 from types import FrameType
 
 from simpro_fast.errors import UserError
@@ -83,6 +84,25 @@ def _explained(error: Exception) -> int:
             return _no_more_output(str(unwritable("standard output", error)), USAGE)
         return _say(f"error: {error}; check the path, its permissions and free space", FAILED)
     raise error
+
+
+@contextmanager
+def about(*paths: Path) -> Iterator[None]:
+    """What goes wrong inside is the fault of a run that is read, and ends in a line that names it.
+
+    Raises:
+        UserError: in place of every error that is not one for users already.
+    """
+    try:
+        yield
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        raise UserError(
+            f"{paths[0]}{more}: cannot be shown ({type(error).__name__}: {error}); a file in it is "
+            "damaged, or another version wrote it"
+        ) from error
 
 
 def reader_gone() -> int:

@@ -81,7 +81,11 @@ def _run(options: argparse.Namespace, files: Files) -> int:
     progress = ProgressLine("evaluated", "images", shown=not options.quiet)
     if options.data is None:
         found = run_test_logits(
-            model, options.model, batch_size=options.batch_size, progress=progress
+            model,
+            options.model,
+            batch_size=options.batch_size,
+            progress=progress,
+            trust_code=options.trust_code,
         )
     else:
         found = labeled_logits(

@@ -54,7 +54,7 @@ _COMMON: dict[str, tuple[str, dict[str, Any]]] = {
         "--trust-code",
         {
             "action": "store_true",
-            "help": "import the module of a network of one's own, as model.json names it",
+            "help": "import a network, data set or method of one's own, as the run names it",
         },
     ),
     "batch_size": (

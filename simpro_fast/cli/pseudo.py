@@ -136,7 +136,7 @@ class _Run:
         self._model: TrainedModel = load_model(
             options.run, options.device, trust_code=options.trust_code
         )
-        self._set: UnlabeledSet = unlabeled_set(options.run)
+        self._set: UnlabeledSet = unlabeled_set(options.run, trust_code=options.trust_code)
         self._rule = TrainingRule(self._set, self._model)
         self._names = self._model.class_names
         self._answers = Answers(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from simpro_fast.cli.ending import DONE, verb
+from simpro_fast.cli.ending import DONE, about, verb
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.printable import show
@@ -64,7 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     named = [*options.runs, *options.compare]
     if not named:
         raise ConfigError(f"no run directory; for example simpro-fast report {EXAMPLE}")
-    runs = [with_state(load_run(path)) for path in find_runs(named)]
+    found = find_runs(named)
+    with about(*found):
+        return _report(found, named, options)
+
+
+def _report(found: Sequence[Path], named: Sequence[Path], options: argparse.Namespace) -> int:
+    runs = []
+    for path in found:
+        with about(path):
+            runs.append(with_state(load_run(path)))
     if options.format:
         return _print_table(runs, options.format)
     notes = check_same_split(runs, force=options.force)

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from simpro_fast.cli.ending import DONE, INTERRUPTED, verb
+from simpro_fast.cli.ending import DONE, INTERRUPTED, about, verb
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.errors import ConfigError
 from simpro_fast.evaluation import kl_divergence
@@ -57,14 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse(arguments)
     if options.run is None:
         raise ConfigError(f"no run directory; for example simpro-fast watch {EXAMPLE}")
-    run = read_live(options.run)
-    if options.once or not sys.stdout.isatty():
-        print(rendered(frame(run, sys.stdout), sys.stdout, _size()[0]))
-        return DONE
-    try:
-        _follow(run, options.interval)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    with about(options.run):
+        run = read_live(options.run)
+        if options.once or not sys.stdout.isatty():
+            print(rendered(frame(run, sys.stdout), sys.stdout, _size()[0]))
+            return DONE
+        try:
+            _follow(run, options.interval)
+        except KeyboardInterrupt:
+            return INTERRUPTED
     return DONE
 
 
@@ -197,7 +198,8 @@ def _distribution(
     if truth is None or counts is None:
         return ["", table]
     uniform = kl_divergence(counts, [1 / len(names)] * len(names))
-    said = f"  {mark} truth; KL(true || pi_u) {run.last('kl_pi_u'):.3f} nats"
+    kl = run.last("kl_pi_u")
+    said = f"  {mark} truth; KL(true || pi_u) {'-' if kl is None else f'{kl:.3f}'} nats"
     return ["", table, Text(f"{said} (a uniform guess: {uniform:.3f})")]
 
 

@@ -77,10 +77,14 @@ def written_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def parse_config(tree: dict[str, Any]) -> Config:
-    """Validate a plain dictionary; every problem of it is named in one `ConfigError`."""
+def parse_config(tree: dict[str, Any], *, may_import: bool = True) -> Config:
+    """Validate a plain dictionary; every problem of it is named in one `ConfigError`.
+
+    Args:
+        may_import: as in `config_class`.
+    """
     tree = with_method_defaults(tree)
-    schema = config_class(tree.get("method"))
+    schema = config_class(tree.get("method"), may_import=may_import)
     try:
         return schema(**tree)
     except ValidationError as error:
@@ -129,10 +133,12 @@ def flatten(config: Config) -> dict[str, Any]:
     return dict(flat_items(config.model_dump(mode="json"), ""))
 
 
-def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
-    path = path.resolve()
-    if path in children:
-        raise ConfigError(f"{path}: `base` leads back to this file; remove the circle")
+def read_one_file(path: Path) -> dict[str, Any]:
+    """The keys of one YAML file as they stand there, `base` among them.
+
+    Raises:
+        ConfigError: it is missing or malformed; names it.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -143,6 +149,14 @@ def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     tree = _without_empty_sections({} if tree is None else tree)
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold `key: value` sections, got a {type(tree).__name__}")
+    return tree
+
+
+def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
+    path = path.resolve()
+    if path in children:
+        raise ConfigError(f"{path}: `base` leads back to this file; remove the circle")
+    tree = read_one_file(path)
     base = tree.pop("base", None)
     if base is None:
         return tree
@@ -161,11 +175,17 @@ def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     return _merge(below, tree)
 
 
+def known_keys() -> dict[str, Any]:
+    """The keys of a configuration file; sections are dictionaries, an empty one holds any key."""
+    # What a method of one's own takes is not known before it is imported.
+    return {**all_keys(Config), "method": {}, "methods": {}}
+
+
 def _without_empty_sections(tree: Any) -> Any:
     """A section whose keys are all commented out reads as null; it means no change."""
     if not isinstance(tree, dict):
         return tree
-    sections = {"methods", *(name for name, inner in all_keys(Config).items() if inner is not None)}
+    sections = {name for name, inner in known_keys().items() if inner is not None}
     return {k: v for k, v in tree.items() if not (v is None and k in sections)}
 
 

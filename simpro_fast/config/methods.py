@@ -11,7 +11,7 @@ import difflib
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, Strict, field_validator, model_validator
+from pydantic import ConfigDict, Field, Strict, field_validator, model_validator
 
 from simpro_fast.config.section import ROUNDING, Section
 from simpro_fast.errors import ConfigError
@@ -278,6 +278,22 @@ class CPGConfig(MethodConfig):
     """Of the main head's labels."""
 
 
+class UnknownMethodConfig(MethodConfig):
+    """The keys of a method that is not imported, as they were read."""
+
+    model_config = ConfigDict(extra="allow")
+    variant: Any = "released"
+    threshold: Any = 0.95
+    momentum: Any = 0.9
+    alpha: Any = "auto"
+    alpha_max: Any = None
+    impl: Any = "auto"
+
+    @model_validator(mode="after")
+    def _check_alpha(self) -> UnknownMethodConfig:
+        return self  # what its values may be, its own class knows
+
+
 @dataclass(frozen=True)
 class MethodEntry:
     """A method that `method.name` can mean."""
@@ -308,19 +324,15 @@ first named, or by `simpro_fast.methods.register_method`."""
 DEFAULT = "simpro"
 
 
-def method_entry(name: str, *, may_import: bool = True) -> MethodEntry:
+def method_entry(name: str) -> MethodEntry:
     """What `method.name` means; a dotted path is imported and remembered.
-
-    Args:
-        may_import: False for names out of files that others may have written, such as checkpoints:
-            importing what they name would run code of their choice.
 
     Raises:
         ConfigError: no such method, with the nearest name; or the path leads to none.
     """
     if name in METHODS:
         return METHODS[name]
-    if not may_import or not is_dotted(name):
+    if not is_dotted(name):
         raise _unknown(name)
     found = import_function("method.name", name, "class")
     entry = entry_of(name, found)

@@ -13,7 +13,14 @@ from typing import Any, Literal
 from pydantic import Field, SerializeAsAny, create_model, model_validator
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.config.methods import DEFAULT, MethodConfig, SimProConfig, method_entry
+from simpro_fast.config.methods import (
+    DEFAULT,
+    METHODS,
+    MethodConfig,
+    SimProConfig,
+    UnknownMethodConfig,
+    method_entry,
+)
 from simpro_fast.config.section import LENGTH, NOTHING, ROUNDING, FilePath, Section
 
 
@@ -273,14 +280,19 @@ class Config(Section):
         return self.output_dir / self.name / f"seed{self.seed}"
 
 
-def config_class(method: Any) -> type[Config]:
+def config_class(method: Any, *, may_import: bool = True) -> type[Config]:
     """`Config` whose method section has the keys of the method that `method` (plain data) names.
+
+    Args:
+        may_import: False: a method that is not known yet is not looked for, and may have any keys.
 
     Raises:
         ConfigError: there is no such method.
     """
     name = method.get("name", DEFAULT) if isinstance(method, dict) else DEFAULT
-    return _config_class(method_entry(name if isinstance(name, str) else DEFAULT).keys)
+    name = name if isinstance(name, str) else DEFAULT
+    known = may_import or name in METHODS
+    return _config_class(method_entry(name).keys if known else UnknownMethodConfig)
 
 
 @functools.cache

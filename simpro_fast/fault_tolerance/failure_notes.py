@@ -6,23 +6,23 @@ socket. So it leaves a note first, and they turn the lost connection into one li
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
+from pydantic import Strict
 
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import UserError
 from simpro_fast.printable import show
 from simpro_fast.utils.atomic_write import write_json
+from simpro_fast.utils.file_schema import FileSchema, read_as
 from simpro_fast.utils.machine import host_name
-from simpro_fast.utils.regular_file import read_text
 
 NOTE_DELAY = 2.0
 """Seconds that a note may need to become visible over a network file system."""
@@ -32,8 +32,7 @@ _LOST = (
 )
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(FileSchema):
     """What ended a rank."""
 
     rank: int
@@ -46,17 +45,31 @@ class Failure:
     exit_code: int
     time: float
     """Seconds since 1970 on that rank's machine."""
-    silent: tuple[int, ...] = ()
+    silent: Annotated[tuple[int, ...], Strict(False)] = ()
     """Ranks that hang, and so cannot tell this themselves."""
 
     @classmethod
     def of(cls, rank: int, step: int, kind: str, message: str, exit_code: int) -> Failure:
         """A failure here and now."""
-        return cls(rank, host_name(), step, kind, message, exit_code, time.time())
+        return cls(
+            rank=rank,
+            host=host_name(),
+            step=step,
+            kind=kind,
+            message=message,
+            exit_code=exit_code,
+            time=time.time(),
+        )
 
     def __str__(self) -> str:
         what = {"error": "failed first", "preempted": "was preempted"}.get(self.kind, self.kind)
         return f"rank {self.rank} on {self.host} {what} after step {self.step}: {self.message}"
+
+
+class _Note(Failure):
+    """A failure as a rank's file has it."""
+
+    launch: int
 
 
 class FailureNotes:
@@ -75,7 +88,7 @@ class FailureNotes:
 
     def leave(self, failure: Failure) -> None:
         """Write this rank's note. A disk that refuses it is not what the user has to hear of."""
-        note = {**asdict(failure), "launch": self._token}
+        note = {**failure.model_dump(), "launch": self._token}
         try:
             write_json(self._folder / f"rank{self._rank}.json", note)
         except (OSError, UserError):
@@ -90,18 +103,15 @@ class FailureNotes:
                 return min(found, key=lambda failure: failure.time, default=None)
             time.sleep(0.05)
 
-    def _read(self) -> list[Failure]:
+    def _read(self) -> list[_Note]:
         if not self._folder.is_dir():
             return []
         found = []
-        names = {field.name for field in fields(Failure)}
         for path in self._folder.glob("rank*.json"):
-            try:
-                note = json.loads(read_text(path))
-                if note["launch"] == self._token and path.stem != f"rank{self._rank}":
-                    found.append(Failure(**{k: v for k, v in note.items() if k in names}))
-            except (OSError, ValueError, KeyError, TypeError):
-                continue  # not a note of ours
+            with suppress(UserError):  # not a note of ours
+                note = read_as(path, _Note)
+                if note.launch == self._token and path.stem != f"rank{self._rank}":
+                    found.append(note)
         return found
 
 

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch.distributed as dist
+from pydantic import Field
 
 from simpro_fast.errors import UserError
 from simpro_fast.fault_tolerance.launchers import is_running
 from simpro_fast.utils.atomic_write import write_atomically
+from simpro_fast.utils.file_schema import Count, FileSchema, read_as
 from simpro_fast.utils.machine import host_name
-from simpro_fast.utils.regular_file import read_text
 
 
-@dataclass(frozen=True)
-class Beat:
+class Beat(FileSchema):
     """Where one rank is."""
 
-    rank: int
+    rank: Count
     host: str
-    pid: int
-    number: int
+    pid: Annotated[int, Field(gt=0, lt=2**31)]
+    number: Count
     """Counts the beats: one that stands still belongs to a process that does."""
-    step: int
+    step: Count
     """Steps completed."""
     phase: str
-    collectives: int
+    collectives: Count
     """Collectives entered: the rank that all others wait for has entered fewest."""
     where: str
     """Innermost Python line of the training thread; empty while it makes progress."""
@@ -60,18 +59,12 @@ class Heartbeats:
             where=where,
         )
         with suppress(UserError, OSError):
-            write_atomically(self._path(self._rank), json.dumps(asdict(beat)), durable=False)
+            write_atomically(self._path(self._rank), beat.model_dump_json(), durable=False)
 
     def read(self) -> dict[int, Beat]:
         """The last beats by rank, without those that cannot be read."""
-        found = {}
-        for rank in range(self._world_size):
-            try:
-                text = read_text(self._path(rank))
-                found[rank] = Beat(**json.loads(text))
-            except (OSError, ValueError, TypeError):
-                continue
-        return found
+        beats = (beat for beat, _ in read_beats(self._folder))
+        return {beat.rank: beat for beat in beats if beat.rank < self._world_size}
 
     def gone(self) -> list[Beat]:
         """The last beats of ranks of this machine whose process has ended."""
@@ -88,6 +81,21 @@ class Heartbeats:
 
     def _path(self, rank: int) -> Path:
         return self._folder / f"rank{rank}.json"
+
+
+def read_beats(folder: Path) -> Iterator[tuple[Beat, float]]:
+    """The beats that there are, without those that cannot be read, and when each was written.
+
+    Seconds since 1970 by the file system's clock.
+    """
+    names: list[str] = []
+    with suppress(OSError):  # there is none, or no longer
+        names = os.listdir(folder)
+    for name in sorted(names):
+        with suppress(UserError, OSError):  # taken away just now, or no beat
+            beat, written = read_as(folder / name, Beat), (folder / name).stat().st_mtime
+            if name == f"rank{beat.rank}.json":
+                yield beat, written
 
 
 def stalled_ranks(earlier: dict[int, Beat], later: dict[int, Beat], world_size: int) -> list[int]:

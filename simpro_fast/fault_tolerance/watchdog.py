@@ -17,8 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from simpro_fast.config import Config
 from simpro_fast.distributed.process_group import Ranks
@@ -144,7 +143,7 @@ class Watchdog:
         """Write why a run ends that had begun to train, for whoever looks at its files."""
         if self.heartbeats is not None and self.ranks.is_main and self._run_dir is not None:
             with suppress(OSError, UserError):  # a disk that refuses it
-                write_json(self._run_dir / ENDED, asdict(failure))
+                write_json(self._run_dir / ENDED, failure.model_dump())
 
     def end_within(self, seconds: float, failure: Failure) -> None:
         """End the process unless it has ended by then; the earliest such call counts."""
@@ -234,18 +233,19 @@ class Watchdog:
         behind = stalled_ranks(earlier, later, self.ranks.world_size)
         if not behind:
             why = "all ranks wait in one collective; check the network and the devices"
-            self._end(replace(failure, message=f"{limit}: {why}"))
+            self._end(failure.model_copy(update={"message": f"{limit}: {why}"}))
         first = behind[0]
+        changes: dict[str, Any] = {"rank": first, "silent": tuple(behind)}
         if first in later:
             beat = later[first]
             why = f"in {beat.where}" if beat.where else "its process does not run"
             # All ranks synchronise in every step, so a beat that says less than ours is an old one.
-            failure = replace(failure, host=beat.host, step=max(beat.step, self.step))
+            changes |= {"host": beat.host, "step": max(beat.step, self.step)}
         else:
             why = "it gave no sign of life"
         others = f"; rank(s) {', '.join(map(str, behind[1:]))} likewise" if behind[1:] else ""
-        failure = replace(failure, rank=first, silent=tuple(behind))
-        self._end(replace(failure, message=f"{limit}: {why}{others}"))
+        changes["message"] = f"{limit}: {why}{others}"
+        self._end(failure.model_copy(update=changes))
 
     def _end(self, failure: Failure) -> NoReturn:
         if self.notes is not None:

@@ -112,9 +112,14 @@ def _item(row: Row) -> Item:
 
 
 def run_test_logits(
-    model: TrainedModel, run: Path, *, batch_size: int, progress: Progress
+    model: TrainedModel,
+    run: Path,
+    *,
+    batch_size: int,
+    progress: Progress,
+    trust_code: bool = False,
 ) -> LabeledLogits:
-    """Classify the test set of the run that the model comes from.
+    """Classify the test set of the run that the model comes from; `trust_code` as `unlabeled_set`.
 
     Raises:
         UserError: not a run directory, another data set by now, or it has no test set.
@@ -125,7 +130,7 @@ def run_test_logits(
             f"{folder}: has no config.yaml, so its test set is not known; give DATA, a folder with "
             "one subfolder per class"
         )
-    trained = unlabeled_set(folder)
+    trained = unlabeled_set(folder, trust_code=trust_code)
     dataset, split = trained.dataset, trained.split
     if not len(split.test):
         raise UserError(f"{folder}: the run has no test set; give DATA, a folder of classes")

@@ -7,16 +7,17 @@ from pathlib import Path
 
 import numpy as np
 
-from simpro_fast.config import load_config
-from simpro_fast.config.schema import Config
+from simpro_fast.config import Config, load_config
+from simpro_fast.config.methods import METHODS
+from simpro_fast.config.saved import read_saved_config
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.image_list import ImageListDataset
-from simpro_fast.data.datasets.registry import load_dataset
+from simpro_fast.data.datasets.registry import dataset_names, load_dataset
 from simpro_fast.data.files.manifest import Row
 from simpro_fast.data.files.square import read_square
 from simpro_fast.data.splits.split import Split, load_split
 from simpro_fast.errors import UserError
-from simpro_fast.utils.atomic_write import read_json
+from simpro_fast.report.files import ENVIRONMENT, read_environment
 
 
 @dataclass(frozen=True)
@@ -44,19 +45,35 @@ class UnlabeledSet:
         return np.asarray(dataset.unlabeled_pool[dataset_row])
 
 
-def unlabeled_set(run_dir: Path) -> UnlabeledSet:
+def unlabeled_set(run_dir: Path, *, trust_code: bool = False) -> UnlabeledSet:
     """The images that a run was trained on, by its `config.yaml` and `split.npz`.
 
+    Args:
+        trust_code: import the data set's loader and the method where they are code of somebody's
+            own. Whoever wrote `config.yaml` has chosen the modules.
+
     Raises:
-        UserError: not a run directory, or the data set is another one by now.
+        UserError: not a run directory, the data set is another one by now, or code that is not
+            trusted would be needed.
     """
     config_path = run_dir / "config.yaml"
     if not config_path.is_file():
         raise UserError(f"{run_dir}: not a run directory (it has no config.yaml)")
-    config = load_config(config_path)
+    config = read_saved_config(config_path)
+    foreign = [
+        *([f"method {config.method.name}"] if config.method.name not in METHODS else []),
+        *([f"data set {config.data.name}"] if config.data.name not in dataset_names() else []),
+    ]
+    if foreign and not trust_code:
+        raise UserError(
+            f"{run_dir}: its {' and '.join(foreign)} is code outside simpro_fast; if you trust "
+            "it, give --trust-code"
+        )
+    if foreign:
+        config = load_config(config_path)
     split = load_split(run_dir)
     dataset = load_dataset(config.data)
-    trained_on = read_json(run_dir / "environment.json").get("data")
+    trained_on = read_environment(run_dir / ENVIRONMENT).get("data")
     if dataset.fingerprint() != trained_on:
         raise UserError(
             f"{run_dir}: its images are not those it was trained on any more (labels were added, "

@@ -5,19 +5,16 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from simpro_fast.errors import UserError, pip_line
 from simpro_fast.printable import printable
-from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.report.figures.fonts import BASE
+from simpro_fast.report.figures.style import COLOURS, MUTED, drawing, new_figure, save_png
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-# Okabe and Ito's colours, distinguishable with every kind of colour blindness.
-_BLUE, _ORANGE, _GREEN, _GRAY = "#0072B2", "#D55E00", "#009E73", "#7F7F7F"
+_BLUE, _ORANGE, _GREEN = COLOURS[:3]
 _NAMES_UP_TO = 40
 _NUMBERS_UP_TO = 12
 
@@ -32,6 +29,7 @@ def check_matplotlib() -> None:
         raise UserError(f"figures need matplotlib: {pip_line('report')}; or give --no-figures")
 
 
+@drawing([BASE])
 def confusion_figure(
     confusion: Sequence[Sequence[int]], class_names: Sequence[str], path: Path
 ) -> None:
@@ -40,9 +38,11 @@ def confusion_figure(
     totals = counts.sum(axis=1, keepdims=True)
     shares = np.divide(100 * counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
     side = 4.5 + 0.25 * min(len(counts), _NAMES_UP_TO)
-    figure, axes = _axes(side * 1.15, side)
+    figure = new_figure(side * 1.15, side)
+    axes = figure.add_subplot()
     figure.set_layout_engine("compressed")  # an image keeps its shape, which leaves room
     axes.set_facecolor("#DDDDDD")
+    axes.grid(False)
     image = axes.imshow(np.ma.masked_invalid(shares), vmin=0, vmax=100, cmap="Blues")
     if len(counts) <= _NAMES_UP_TO:
         names = [printable(name) for name in class_names]
@@ -56,13 +56,15 @@ def confusion_figure(
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
     figure.colorbar(image, ax=axes, label="% of the true class", fraction=0.046)
-    _save(figure, path)
+    save_png(figure, path)
 
 
+@drawing([BASE])
 def reliability_figure(priors: dict[str, dict[str, Any]], path: Path) -> None:
     """Accuracy against confidence; below the diagonal a network is too sure of itself."""
-    figure, axes = _axes(5.5, 4.8)
-    axes.plot([0, 100], [0, 100], ":", color=_GRAY, label="as sure as it is right")
+    figure = new_figure(5.5, 4.8)
+    axes = figure.add_subplot()
+    axes.plot([0, 100], [0, 100], ":", color=MUTED, label="as sure as it is right")
     for (name, result), colour, marker in zip(
         priors.items(), (_BLUE, _ORANGE), ("o", "s"), strict=False
     ):
@@ -75,10 +77,11 @@ def reliability_figure(priors: dict[str, dict[str, Any]], path: Path) -> None:
             label=f"prior {printable(name)[-24:]} (ECE {100 * result['ece']:.1f} points)",
         )
     axes.set(xlim=(0, 103), ylim=(0, 103), xlabel="confidence (%)", ylabel="right (%)")
-    axes.legend(frameon=False)
-    _save(figure, path)
+    axes.legend()
+    save_png(figure, path)
 
 
+@drawing([BASE])
 def heap_figure(document: dict[str, Any], path: Path) -> None:
     """Class shares in percent: the estimate with its interval, and what else was estimated."""
     rows = document["rows"]
@@ -86,7 +89,8 @@ def heap_figure(document: dict[str, Any], path: Path) -> None:
     if many:
         rows = sorted(rows, key=lambda row: -row["estimate"])
     places = np.arange(len(rows))
-    figure, axes = _axes(max(6.0, min(14.0, 2 + 0.5 * len(rows))), 4.8)
+    figure = new_figure(max(6.0, min(14.0, 2 + 0.5 * len(rows))), 4.8)
+    axes = figure.add_subplot()
     estimate = 100 * np.array([row["estimate"] for row in rows])
     label = "estimate, 95 % interval" if rows[0]["low"] is not None else "estimate, no interval"
     axes.bar(places, estimate, width=1.0 if many else 0.7, color="#9ECAE9", label=label)
@@ -99,7 +103,7 @@ def heap_figure(document: dict[str, Any], path: Path) -> None:
     for key, title, colour, marker in (
         ("pi_u", "pi_u of the training", _ORANGE, "D"),
         ("em", "EM", _GREEN, "x"),
-        ("mean_posterior", "mean posterior", _GRAY, "_"),
+        ("mean_posterior", "mean posterior", MUTED, "_"),
     ):
         shares = 100 * np.array([row[key] for row in rows])
         axes.scatter(
@@ -112,22 +116,5 @@ def heap_figure(document: dict[str, Any], path: Path) -> None:
     axes.set_ylabel("share of the heap (%)")
     axes.set_ylim(bottom=0)
     axes.set_title(f"{document['images']:,} images")
-    figure.legend(frameon=False, loc="outside lower center", ncols=2)
-    _save(figure, path)
-
-
-def _axes(width: float, height: float) -> tuple[Any, Axes]:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context({"axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure((width, height), dpi=120, layout="constrained")
-        return figure, figure.add_subplot()
-
-
-def _save(figure: Any, path: Path) -> None:
-    from matplotlib import rc_context
-
-    # a dollar in a name is a dollar
-    with rc_context({"text.parse_math": False}), replacing(path) as file:
-        figure.savefig(file, format="png")
+    figure.legend(loc="outside lower center", ncols=2)
+    save_png(figure, path)

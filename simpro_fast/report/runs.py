@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -11,13 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from simpro_fast.config.load import read_tree
+from simpro_fast.config.saved import read_saved_tree
+from simpro_fast.data.splits.split import JSON_NAME as SPLIT
+from simpro_fast.data.splits.split import SplitFile
 from simpro_fast.errors import UserError
 from simpro_fast.printable import printables
-from simpro_fast.utils.atomic_write import read_json
+from simpro_fast.report.files import (
+    ENVIRONMENT,
+    METRICS,
+    SUMMARY,
+    Summary,
+    read_environment,
+    read_metrics,
+    read_summary,
+)
+from simpro_fast.utils.file_schema import checked, read_as
 
-# Keys without which there is nothing to show.
-NEEDED = {"name", "seed", "method", "steps", "top1", "per_class", "class_names", "pi_u"}
 METHOD_TITLES = {
     "simpro": "SimPro",
     "fixmatch": "FixMatch",
@@ -61,11 +69,7 @@ class Run:
         """
         rows = [(row["step"], row[key]) for row in self.metrics if row.get(key) is not None]
         steps, values = zip(*rows, strict=True) if rows else ((), ())
-        try:
-            return np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
-        except (TypeError, ValueError):
-            path = self.path / "metrics.jsonl"
-            raise UserError(f"{path} is damaged ({key} is not always a number)") from None
+        return np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
@@ -90,7 +94,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
 
 
 def is_run(path: Path) -> bool:
-    return (path / "summary.json").exists() or (path / "config.yaml").is_file()
+    return (path / SUMMARY).exists() or (path / "config.yaml").is_file()
 
 
 def _runs_below(path: Path) -> Iterator[Path]:
@@ -114,53 +118,30 @@ def load_run(run_dir: Path, summary: dict[str, Any] | None = None) -> Run:
         if not is_run(run_dir):
             find_runs([run_dir])
             raise UserError(f"{run_dir}: a folder of runs, and not one run")
-        if (run_dir / "summary.json").exists():
-            summary = read_json(run_dir / "summary.json")
-            _check(summary, run_dir / "summary.json")
-    rest: dict[str, Any] = {
-        "config": _config(run_dir / "config.yaml"),
-        "environment": _json(run_dir / "environment.json"),
-        "split": _json(run_dir / "split.json"),
+        if (run_dir / SUMMARY).exists():
+            summary = read_summary(run_dir / SUMMARY)
+    readers = {
+        "config": ("config.yaml", read_saved_tree),
+        "environment": (ENVIRONMENT, read_environment),
+        "split": (SPLIT, lambda path: read_as(path, SplitFile).model_dump()),
     }
+    rest: dict[str, Any] = {
+        key: printables(read(run_dir / name)) if (run_dir / name).exists() else {}
+        for key, (name, read) in readers.items()
+    }
+    path, config = run_dir / METRICS, rest["config"]
     if summary is not None:
-        metrics = read_metrics(run_dir / "metrics.jsonl")
+        metrics = read_metrics(path, len(summary["class_names"]))
         return Run(run_dir, printables(summary), metrics, **rest)
-    path = run_dir / "metrics.jsonl"
-    metrics = read_metrics(path) if path.exists() else []
-    summary = _so_far(rest["config"], rest["split"], metrics)
-    _check(summary, run_dir / "config.yaml")
-    steps = rest["config"].get("train", {}).get("steps")
+    class_names = rest["split"].get("class_names")
+    if not class_names:
+        raise UserError(f"{run_dir}: the run has only begun, and has no {SPLIT} to report yet")
+    metrics = read_metrics(path, len(class_names)) if path.exists() else []
+    summary = _so_far(config, rest["split"], metrics)
+    checked(summary, Summary, run_dir / "config.yaml")
+    steps = config.get("train", {}).get("steps")
     place = f"step {summary['steps']:,}" + (f" of {steps:,}" if isinstance(steps, int) else "")
     return Run(run_dir, summary, metrics, f"not finished, {place}", **rest)
-
-
-def _check(summary: dict[str, Any], path: Path) -> None:
-    missing = sorted(NEEDED - set(summary))
-    if missing:
-        raise UserError(f"{path} is damaged ({', '.join(missing)} missing)")
-    names = summary["class_names"]
-    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
-        raise UserError(f"{path} is damaged (class_names is not a list of names)")
-    for key in ("pi_u", "per_class", "pi_u_true", "labeled_counts", "unlabeled_counts"):
-        values = summary.get(key)
-        if values is not None and not (isinstance(values, list) and len(values) == len(names)):
-            raise UserError(f"{path} is damaged ({key} is not a list of {len(names)} numbers)")
-    table = summary.get("confusion")
-    if table is not None and not _is_square(table, len(names)):
-        raise UserError(f"{path} is damaged (confusion is not {len(names)} x {len(names)} counts)")
-
-
-def _is_square(table: Any, size: int) -> bool:
-    return (
-        isinstance(table, list)
-        and len(table) == size
-        and all(
-            isinstance(row, list)
-            and len(row) == size
-            and all(isinstance(count, int | float) for count in row)
-            for row in table
-        )
-    )
 
 
 def _so_far(
@@ -173,17 +154,12 @@ def _so_far(
 
     tested = [row["top1"] for row in metrics if row.get("top1") is not None]
     unlabeled = split.get("unlabeled_counts")
-    summary = {
+    return {
         "name": config.get("name"),
         "seed": config.get("seed"),
         "method": config.get("method", {}).get("name"),
         "class_names": split.get("class_names"),
         "labeled_counts": split.get("labeled_counts"),
-    }
-    if None in summary.values():
-        return {}
-    return {
-        **summary,
         "steps": metrics[-1]["step"] if metrics else 0,
         **{key: last(key) for key in ("top1", "top1_class_mean", "per_class", "pi_u", "kl_pi_u")},
         "top1_mean_last20": sum(tested[-20:]) / len(tested[-20:]) if tested else None,
@@ -191,33 +167,6 @@ def _so_far(
         "unlabeled_counts": unlabeled,
         "pi_u_true": [count / sum(unlabeled) for count in unlabeled] if unlabeled else None,
     }
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return printables(read_json(path)) if path.exists() else {}
-
-
-def _config(path: Path) -> dict[str, Any]:
-    return printables(read_tree(path)) if path.exists() else {}
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The objects of a metrics file; a last line cut short by a killed run is left out."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError:
-            if number == len(lines):
-                break
-            raise UserError(f"{path}: line {number} is not JSON") from None
-        if not isinstance(row, dict) or "step" not in row:
-            raise UserError(f"{path}: line {number} is not a row of metrics")
-        rows.append(row)
-    return rows
 
 
 def kl_of_uniform(truth: list[float]) -> float:

@@ -20,10 +20,10 @@ from simpro_fast.config import Config, dump_config
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import UserError
 from simpro_fast.fault_tolerance.watchdog import FOLDERS
+from simpro_fast.report.files import ENVIRONMENT, METRICS, SUMMARY, metrics_row, read_summary
 from simpro_fast.run.checkpoint import list_checkpoints, step_of
 from simpro_fast.utils.atomic_write import (
     finite,
-    read_json,
     unwritable,
     write_atomically,
     write_json,
@@ -51,9 +51,9 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.metrics = path / "metrics.jsonl"
+        self.metrics = path / METRICS
         self.checkpoints = path / "checkpoints"
-        self.summary = path / "summary.json"
+        self.summary = path / SUMMARY
         self._unwritten: list[str] = []
 
     def is_empty(self) -> bool:
@@ -66,11 +66,10 @@ class RunDirectory:
         if not self.summary.is_file():
             return None
         try:
-            summary = read_json(self.summary)
+            return read_summary(self.summary)
         except UserError as error:
             logger.warning("%s: the run counts as unfinished", error, extra=FOUND_BY_ALL)
             return None
-        return summary if isinstance(summary.get("steps"), int) else None
 
     def start(
         self, config: Config, ranks: Ranks, facts: dict[str, Any], weights: dict[str, Any] | None
@@ -119,7 +118,7 @@ class RunDirectory:
 
     def _describe(self, config: Config, ranks: Ranks, facts: dict[str, Any]) -> None:
         write_atomically(self.path / "config.yaml", dump_config(config))
-        write_json(self.path / "environment.json", {**environment(ranks), **facts})
+        write_json(self.path / ENVIRONMENT, {**environment(ranks), **facts})
 
     def append_metrics(self, row: dict[str, Any], on_error: str) -> None:
         """Add a row and those that could not be written before it: all of them, or none.
@@ -177,12 +176,12 @@ class RunDirectory:
         lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines()
         for number, line in enumerate(lines, start=1):
             try:
-                later = json.loads(line)["step"] > rows_to
-            except (ValueError, TypeError, KeyError):
+                row = metrics_row(line, f"{self.metrics}: line {number}")
+            except UserError as error:
                 if number < len(lines):  # a killed run leaves at most its last line cut short
-                    logger.warning("%s: line %d is damaged and left out", self.metrics, number)
+                    logger.warning("%s, and is left out", error)
                 continue
-            if not later:
+            if row["step"] <= rows_to:
                 kept.append(line + "\n")
         write_atomically(self.metrics, "".join(kept))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -10,16 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from simpro_fast.config import Config, load_config
+from simpro_fast.config import Config
+from simpro_fast.config.saved import read_saved_config
+from simpro_fast.data.splits.split import JSON_NAME as SPLIT
+from simpro_fast.data.splits.split import SplitFile
 from simpro_fast.errors import UserError
-from simpro_fast.fault_tolerance.heartbeat import Beat, Heartbeats
+from simpro_fast.fault_tolerance.failure_notes import Failure
+from simpro_fast.fault_tolerance.heartbeat import Beat, read_beats
 from simpro_fast.fault_tolerance.launchers import is_running
 from simpro_fast.fault_tolerance.watchdog import BEATS, ENDED, NOTES
 from simpro_fast.printable import printable, printables
-from simpro_fast.report.runs import read_metrics
+from simpro_fast.report.files import read_metrics
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.lock import lock_path
-from simpro_fast.utils.atomic_write import read_json
+from simpro_fast.utils.file_schema import read_as
 from simpro_fast.utils.machine import host_name
 from simpro_fast.utils.regular_file import read_text
 
@@ -76,7 +81,8 @@ class LiveRun:
             return None
         views = config.labeled_views + config.data.mu * (1 + config.strong_views)
         left = config.train.steps - self.step
-        return float(left * config.data.batch_size * views / speed)
+        seconds = float(left * config.data.batch_size * views / speed)
+        return seconds if math.isfinite(seconds) else None
 
 
 def read_live(run_dir: Path) -> LiveRun:
@@ -89,11 +95,14 @@ def read_live(run_dir: Path) -> LiveRun:
     if not (run_dir / "config.yaml").is_file():
         what = "it has no config.yaml" if run_dir.is_dir() else "no such folder"
         raise UserError(f"{run_dir}: not a run directory ({what}); name one, <name>/seed<k>")
-    config = load_config(run_dir / "config.yaml")
-    rows = read_metrics(run.metrics) if run.metrics.is_file() else []
-    split: dict[str, Any] = {}
-    if (run_dir / "split.json").is_file():
-        split = printables(read_json(run_dir / "split.json"))
+    config = read_saved_config(run_dir / "config.yaml")
+    class_names, unlabeled_counts = list[str](), None
+    if (run_dir / SPLIT).is_file():
+        split = read_as(run_dir / SPLIT, SplitFile)
+        class_names = printables(split.class_names) or []
+        unlabeled_counts = split.unlabeled_counts
+    classes = len(class_names) or None
+    rows = read_metrics(run.metrics, classes) if run.metrics.is_file() else []
     ranks = _ranks(run_dir / BEATS)
     end = _end(run_dir)
     summary = run.read_summary()
@@ -102,7 +111,7 @@ def read_live(run_dir: Path) -> LiveRun:
     if state in (RUNNING, STALE):
         steps += [one.beat.step for one in ranks]
     elif state in (FAILED, PREEMPTED, INTERRUPTED):
-        steps += [step for step in [(end or {}).get("step")] if isinstance(step, int)]
+        steps += [end.step] if end is not None else []
     elif summary is not None and state == FINISHED:
         steps += [summary["steps"]]
     return LiveRun(
@@ -112,21 +121,16 @@ def read_live(run_dir: Path) -> LiveRun:
         message=printable(message),
         step=max(steps, default=0),
         rows=rows,
-        class_names=split.get("class_names") or [],
-        unlabeled_counts=split.get("unlabeled_counts"),
+        class_names=class_names,
+        unlabeled_counts=unlabeled_counts,
         ranks=ranks,
     )
 
 
 def _ranks(folder: Path) -> list[RankLife]:
     found, here = [], host_name()
-    numbers = [path.stem.removeprefix("rank") for path in folder.glob("rank*.json")]
-    count = max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
-    for rank, beat in Heartbeats(folder, 0, count).read().items():
-        try:
-            age = max(0.0, time.time() - (folder / f"rank{rank}.json").stat().st_mtime)
-        except OSError:  # taken away just now
-            continue
+    for beat, written in read_beats(folder):
+        age = max(0.0, time.time() - written)
         alive = is_running(beat.pid) if beat.host == here else age < SILENT_SECONDS
         found.append(RankLife(beat, age, alive))
     return found
@@ -137,7 +141,7 @@ def _state(
     config: Config,
     summary: dict[str, Any] | None,
     ranks: list[RankLife],
-    end: dict[str, Any] | None,
+    end: Failure | None,
 ) -> tuple[str, str]:
     if summary is not None and summary["steps"] >= config.train.steps:
         return FINISHED, ""
@@ -147,8 +151,7 @@ def _state(
     if _holder_runs(run_dir):
         return STARTING, ""
     if end is not None:
-        kind = end.get("kind")
-        return (str(kind) if kind in (PREEMPTED, INTERRUPTED) else FAILED), str(end.get("message"))
+        return (end.kind if end.kind in (PREEMPTED, INTERRUPTED) else FAILED), end.message
     cure = "start its command again, which goes on from the last checkpoint"
     if ranks:
         return STALE, f"its processes have ended without a word: killed? {cure}"
@@ -174,10 +177,10 @@ def _holder_runs(run_dir: Path) -> bool:
     return False
 
 
-def _end(run_dir: Path) -> dict[str, Any] | None:
+def _end(run_dir: Path) -> Failure | None:
     """What the last start wrote of its end: rank 0, else a rank that failed before the others."""
     for path in (run_dir / ENDED, *sorted((run_dir / NOTES).glob("rank*.json"))):
         with suppress(UserError):
             if path.is_file():
-                return read_json(path)
+                return read_as(path, Failure)
     return None

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from simpro_fast.config import Config, flatten, load_config, parse_config
+from simpro_fast.config import Config, flatten
 from simpro_fast.config.explain import shown
-from simpro_fast.config.methods import method_entry
+from simpro_fast.config.saved import read_saved_config, saved_config
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
@@ -87,17 +87,9 @@ def check_state(path: Path, state: dict[str, Any]) -> None:
         if not all(isinstance(value, Tensor) for value in state[part].values()):
             raise UserError(f"checkpoint {path}: {part} holds what is no tensor")
     try:
-        _saved_config(state)
+        saved_config(state["config"])
     except ConfigError as error:
         raise UserError(f"checkpoint {path}: its configuration is wrong: {error}") from None
-
-
-def _saved_config(state: dict[str, Any]) -> Config:
-    """The configuration in a checkpoint; a method outside of the package is not imported."""
-    method = state["config"].get("method")
-    if isinstance(method, dict):
-        method_entry(str(method.get("name")), may_import=False)
-    return parse_config(state["config"])
 
 
 def load_state(
@@ -174,7 +166,7 @@ def check_same_run(
                 f"as they are by checkpoint.resume={path}"
             )
         logger.warning("%s: %s; it goes on with them", path, changed, extra=FOUND_BY_ALL)
-    before = _saved_config(state)
+    before = saved_config(state["config"])
     _refuse_changes(path, before, config)
     _check_weights(path, state["fingerprint"].get("weights"), config)
     if state["step"] > config.train.steps:
@@ -205,7 +197,7 @@ def finished_summary(config: Config) -> dict[str, Any] | None:
         return None
     saved = run.path / "config.yaml"
     try:
-        before = load_config(saved)
+        before = read_saved_config(saved)
     except ConfigError as error:
         logger.warning("%s: its configuration is not compared", error, extra=FOUND_BY_ALL)
     else:

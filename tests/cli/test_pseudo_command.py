@@ -315,8 +315,8 @@ def test_a_file_that_has_gone_is_a_row(
     gone = root / "unlabeled" / "003.jpg"
     real = pseudo.unlabeled_set
 
-    def and_then_gone(path: Path) -> Any:
-        found = real(path)
+    def and_then_gone(path: Path, **options: Any) -> Any:
+        found = real(path, **options)
         gone.unlink()
         return found
 

@@ -21,11 +21,13 @@ import yaml
 
 from simpro_fast.cli import watch
 from simpro_fast.config import Config, dump_config
+from simpro_fast.fault_tolerance.failure_notes import Failure
 from simpro_fast.fault_tolerance.heartbeat import Heartbeats
 from simpro_fast.run.live import SILENT_SECONDS
 from simpro_fast.run.lock import lock_path
 from tests import processes
 from tests.conftest import ROOT, TINY, TRAIN
+from tests.report.small_runs import make_summary
 
 MakeConfig = Callable[..., Config]
 HERE = socket.gethostname()
@@ -40,9 +42,7 @@ def run(tiny: MakeConfig) -> Config:
     (folder / "config.yaml").write_text(dump_config(config))
     counts = [10, 11, 13, 15, 18, 21, 25, 29, 34, 40]
     names = [str(k) for k in range(9)] + ["evil\x1b[31m"]
-    (folder / "split.json").write_text(
-        json.dumps({"class_names": names, "unlabeled_counts": counts})
-    )
+    write_split(folder, names, counts)
     row = {
         **{"step": 5, "loss": 1.5, "top1": 31.0, "kl_pi_u": 0.25, "mask_rate": 0.5},
         **{"pi_u": [0.1] * 10, "images_per_second": 400.0, "data_wait_fraction": 0.25},
@@ -50,6 +50,15 @@ def run(tiny: MakeConfig) -> Config:
     rows = [row, {**row, "step": 10, "loss": None, "top1": 42.0}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     return config
+
+
+def write_split(folder: Path, names: list[str], unlabeled: list[int] | None) -> None:
+    split = {
+        **{"dataset": "digits", "class_names": names, "overlap": False, "hash": "0"},
+        **{"num_labeled": 1, "num_unlabeled": 1, "num_test": 0, "unlabeled_counts": unlabeled},
+        **dict.fromkeys(("labeled_counts", "test_counts"), [1] * len(names)),
+    }
+    (folder / "split.json").write_text(json.dumps(split))
 
 
 def once(config: Config, capsys: pytest.CaptureFixture[str]) -> str:
@@ -95,7 +104,7 @@ def test_states_have_names(run: Config, capsys: pytest.CaptureFixture[str]) -> N
     shown = once(run, capsys)
     assert "SimPro: stale: its processes have ended without a word: killed?" in shown
     assert "gone" in shown
-    end = {"kind": "error", "message": "disk full", "step": 11}
+    end = Failure.of(0, 11, "error", "disk full", 1).model_dump()
     (folder / "ended.json").write_text(json.dumps(end))
     assert "SimPro: failed: disk full" in once(run, capsys)
     assert "step 11 of 12" in once(run, capsys)
@@ -104,9 +113,11 @@ def test_states_have_names(run: Config, capsys: pytest.CaptureFixture[str]) -> N
     assert "SimPro: preempted (SIGTERM): checkpoint of step 11 is saved\n" in once(run, capsys)
     (folder / "ended.json").unlink()
     (folder / "failures").mkdir()
-    (folder / "failures/rank1.json").write_text(json.dumps({"kind": "stalled", "message": "slow"}))
+    (folder / "failures/rank1.json").write_text(
+        Failure.of(1, 9, "stalled", "slow", 1).model_dump_json()
+    )
     assert "SimPro: failed: slow" in once(run, capsys), "where rank 0 could not say it"
-    (folder / "summary.json").write_text(json.dumps({"steps": 12}))
+    (folder / "summary.json").write_text(json.dumps(make_summary(10, steps=12)))
     assert "SimPro: finished\n" in once(run, capsys)
 
 
@@ -115,7 +126,7 @@ def test_a_finished_run_without_metrics_has_the_steps_of_its_summary(
 ) -> None:
     steps = run.train.steps
     (run.run_dir / "metrics.jsonl").unlink()
-    (run.run_dir / "summary.json").write_text(json.dumps({"steps": steps}))
+    (run.run_dir / "summary.json").write_text(json.dumps(make_summary(10, steps=steps)))
     said = once(run, capsys)
     assert "finished\n" in said and f"step {steps} of {steps} (100 %)" in said
     assert "metrics.jsonl is missing, so there are no numbers" in said
@@ -139,8 +150,7 @@ def test_before_the_first_period_and_with_many_classes(
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("LINES", "24")
     folder = run.run_dir
-    split = {"class_names": [f"class {k}" for k in range(1000)], "unlabeled_counts": None}
-    (folder / "split.json").write_text(json.dumps(split))
+    write_split(folder, [f"class {k}" for k in range(1000)], None)
     (folder / "metrics.jsonl").write_text(json.dumps({"step": 5, "pi_u": [0.001] * 1000}))
     shown = once(run, capsys)
     assert len(shown.splitlines()) < 24 and max(map(len, shown.splitlines())) <= 60

@@ -251,7 +251,16 @@ def test_a_full_disk_is_survived_if_so_configured(
 
 
 def _beat(rank: int, collectives: int, number: int) -> Beat:
-    return Beat(rank, "host", 1, number, 7, "training", collectives, "")
+    return Beat(
+        rank=rank,
+        host="host",
+        pid=1,
+        number=number,
+        step=7,
+        phase="training",
+        collectives=collectives,
+        where="",
+    )
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,19 @@ def make_run(
         tree.setdefault(section, {}).update(values)
     (path / "config.yaml").write_text(json.dumps(tree))
     counts = {"labeled_counts": labeled.tolist(), "unlabeled_counts": unlabeled.tolist()}
-    split = {"class_names": names, **counts, "test_counts": [40] * classes}
     digest = f"{labeled_max:032x}{seed:032x}"
-    (path / "split.json").write_text(json.dumps({**split, "hash": digest}))
+    split = {
+        "dataset": "digits",
+        "class_names": names,
+        "num_labeled": int(labeled.sum()),
+        "num_unlabeled": int(unlabeled.sum()),
+        "num_test": 40 * classes,
+        **counts,
+        "test_counts": [40] * classes,
+        "overlap": False,
+        "hash": digest,
+    }
+    (path / "split.json").write_text(json.dumps(split))
     environment = {
         "versions": {"python": "3.11.7", "torch": "2.14.1"},
         "machine": "Some(R) Processor, 2 cores",
@@ -109,7 +119,7 @@ def make_run(
             "method": "bayesian",
             "images": int(unlabeled.sum()),
             "rows": [
-                {"class": k, "estimate": s, "low": 0.8 * s, "high": 1.25 * s}
+                {"class": k, "estimate": s, "low": 0.8 * s, "high": min(1.0, 1.25 * s)}
                 for k, s in enumerate(last["pi_u"])
             ],
         }

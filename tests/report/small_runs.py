@@ -26,7 +26,7 @@ def make_summary(num_classes: int = 4, method: str = "simpro", **values: Any) ->
         "top1_class_mean": 80.5,
         "top1_mean_last20": 79.0,
         "top1_best": 82.0,
-        "per_class": [90.0 - k for k in range(num_classes)],
+        "per_class": [max(0.0, 90.0 - k) for k in range(num_classes)],
         "class_names": [f"name{k}" for k in range(num_classes)],
         "many": 88.0,
         "medium": 77.5,

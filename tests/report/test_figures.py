@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ from matplotlib.figure import Figure
 from simpro_fast import report
 from simpro_fast.errors import UserError
 from simpro_fast.report import figures
+from simpro_fast.report.answers import confusion_figure, heap_figure, reliability_figure
 from simpro_fast.report.figures.fonts import fonts_for
 from simpro_fast.report.figures.over_time import spread_out
 from simpro_fast.report.groups import group_runs
@@ -59,6 +61,30 @@ def test_all_figures_are_written(tmp_path: Path, num_classes: int) -> None:
         assert content.startswith(b"\x89PNG\r\n\x1a\n")
         width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
         assert 500 <= width <= 2000 and 400 <= height <= 1500
+
+
+def test_a_dollar_in_a_name_is_a_dollar(tmp_path: Path) -> None:
+    """matplotlib takes what stands between two of them for a formula."""
+    names = ["$\\frac$", "a$b^$c", "d"]
+    bins = [{"count": 3, "confidence": 0.6, "accuracy": 0.5}]
+    shares = dict.fromkeys(("estimate", "low", "high", "pi_u", "em", "mean_posterior"), 0.3)
+    heap = {"images": 9, "rows": [{"class": name, **shares} for name in names]}
+    confusion_figure(np.eye(3, dtype=int).tolist(), names, tmp_path / "confusion.png")
+    reliability_figure({"$^$": {"reliability": bins, "ece": 0.1}}, tmp_path / "reliability.png")
+    heap_figure(heap, tmp_path / "heap.png")
+    for path in tmp_path.iterdir():
+        assert path.read_bytes().startswith(b"\x89PNG")
+    run = make_run(tmp_path / "run", class_names=names, heap=True, evaluated=True, pictures=True)
+    assert len(write_report(run)) > 8
+
+
+def test_all_figures_are_made_in_one_style() -> None:
+    """The one that says so of dollars; a figure of another module would begin without it."""
+    package = Path(report.__file__).parents[1]
+    made = [
+        path for path in package.rglob("*.py") if re.search(r"\bFigure\(|pyplot", path.read_text())
+    ]
+    assert made == [package / "report/figures/style.py"]
 
 
 def test_pictures_are_kept_as_they_were_and_damaged_ones_are_named(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ import pytest
 
 from simpro_fast.cli.report import main, with_state
 from simpro_fast.errors import UserError
+from simpro_fast.fault_tolerance.failure_notes import Failure
 from simpro_fast.fault_tolerance.watchdog import ENDED
 from simpro_fast.report import print_report
+from simpro_fast.report.files import read_metrics
 from simpro_fast.report.groups import Group, group_runs, run_labels
-from simpro_fast.report.runs import Run, find_runs, kl_of_uniform, load_run, read_metrics
+from simpro_fast.report.runs import Run, find_runs, kl_of_uniform, load_run
 from simpro_fast.run.lock import lock_path
 from simpro_fast.utils.file_lock import locked
 from simpro_fast.utils.machine import host_name
@@ -197,19 +199,19 @@ def test_damaged_runs(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"summary\.json is damaged .*missing"):
             load_run(tmp_path)
     (tmp_path / "summary.json").write_text(json.dumps(make_summary(4, pi_u=[0.5, 0.5])))
-    with pytest.raises(UserError, match=r"damaged \(pi_u is not a list of 4 numbers"):
+    with pytest.raises(UserError, match=r"damaged \(pi_u must have a value for each of 4 classes"):
         load_run(tmp_path)
     (tmp_path / "summary.json").write_text(json.dumps(make_summary(4)))
-    with pytest.raises(UserError, match=r"metrics\.jsonl: no such file"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl: No such file"):
         load_run(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "top1": "many"}')
-    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged \(top1 is not always"):
-        load_run(tmp_path).series("top1")
+    with pytest.raises(UserError, match=r"metrics\.jsonl: line 1 is damaged \(top1: "):
+        load_run(tmp_path)
 
 
 def test_seeds_are_one_group_with_mean_and_deviation(tmp_path: Path) -> None:
     for seed, level in ((3, 0.0), (1, 2.0), (2, 4.0)):
-        rows = {"top1": 50.0 + level, "mask_rate_per_class": [level, None, 1.0, None]}
+        rows = {"top1": 50.0 + level, "mask_rate_per_class": [level / 4, None, 1.0, None]}
         values = {"seed": seed, "top1": 80.0 + level, "per_class": [level, None, 50.0, level]}
         write_run(tmp_path / f"a/seed{seed}", make_summary(**values), 3 + seed, **rows)
     (group,) = group_runs([load_run(path) for path in find_runs([tmp_path])])
@@ -321,7 +323,7 @@ def test_unfinished_runs_are_shown_with_what_there_is(tmp_path: Path) -> None:
         lock_path(path).write_text(f"process {os.getpid()} on {host_name()}\n")
         assert with_state(run).state == "starting, step 600 of 1,200"
     for kind, message in (("preempted", "asked to stop"), ("failed", "disk full")):
-        (path / ENDED).write_text(json.dumps({"kind": kind, "message": message}))
+        (path / ENDED).write_text(Failure.of(0, 600, kind, message, 1).model_dump_json())
         assert with_state(run).state == f"{kind}, step 600 of 1,200: {message}"
     (path / "config.yaml").write_text(json.dumps({**run.config, "of_an_older_version": 1}))
     assert with_state(load_run(path)).state == run.state
@@ -329,3 +331,19 @@ def test_unfinished_runs_are_shown_with_what_there_is(tmp_path: Path) -> None:
     empty = load_run(path)
     assert empty.summary["pi_u"] is None
     assert "not finished, step 0" in printed_groups(group_runs([empty]))
+
+
+def test_what_no_schema_has_foreseen_is_a_line_that_names_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_run(tmp_path / "x/seed1")
+
+    def fail(*arguments: Any) -> None:
+        raise TypeError("unsupported\noperand")
+
+    for place in ("simpro_fast.cli.report.load_run", "simpro_fast.cli.report.print_report"):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, fail)
+            assert main([str(path)]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {path}: ") and "TypeError: unsupported" in line

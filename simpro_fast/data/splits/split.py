@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from pydantic import model_validator
 
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.errors import UserError
 from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.file_schema import Count, FileSchema, read_as
 from simpro_fast.utils.npz import BROKEN, read_npz
-from simpro_fast.utils.regular_file import read_text
 
 JSON_NAME = "split.json"
 NPZ_NAME = "split.npz"
@@ -151,41 +153,59 @@ def save_split(split: Split, run_dir: Path, dataset: ArrayDataset | None = None)
         file.write((json.dumps(description, indent=1) + "\n").encode())
 
 
+class SplitFile(FileSchema):
+    """The content of `split.json`; counts are per class."""
+
+    dataset: str | None
+    class_names: list[str] | None
+    num_labeled: Count
+    num_unlabeled: Count
+    num_test: Count
+    labeled_counts: list[Count]
+    unlabeled_counts: list[Count] | None
+    test_counts: list[Count]
+    overlap: bool
+    hash: str
+
+    @model_validator(mode="after")
+    def _check(self) -> SplitFile:
+        lists = [self.labeled_counts, self.test_counts, self.unlabeled_counts, self.class_names]
+        if len({len(one) for one in lists if one is not None}) > 1 or not self.labeled_counts:
+            raise ValueError("the lists must have a value for each class")
+        if self.unlabeled_counts is not None and not any(self.unlabeled_counts):
+            raise ValueError("unlabeled_counts must not all be 0")
+        return self
+
+
 def load_split(run_dir: Path) -> Split:
     """Read the split that `save_split` wrote.
 
     Raises:
         UserError: a file is missing or damaged, or the lists do not have the recorded hash.
     """
-    path = run_dir / JSON_NAME
-    try:
-        described = json.loads(read_text(path))
-        truth = described["unlabeled_counts"]
-        most = sum(described[f"num_{name}"] for name in LISTS)
-        lists = read_lists(run_dir / NPZ_NAME, most)
-        split = Split(
-            labeled=lists["labeled"],
-            unlabeled=lists["unlabeled"],
-            test=lists["test"],
-            labeled_counts=tuple(described["labeled_counts"]),
-            unlabeled_counts=None if truth is None else tuple(truth),
-            test_counts=tuple(described["test_counts"]),
-            overlap=described["overlap"],
-        )
-        recorded = described["hash"]
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: damaged ({type(error).__name__}: {error})") from None
-    if split.hash() != recorded:
+    told = read_as(run_dir / JSON_NAME, SplitFile)
+    most = told.num_labeled + told.num_unlabeled + told.num_test
+    lists = read_lists(run_dir / NPZ_NAME, most, needed=LISTS)
+    split = Split(
+        labeled=lists["labeled"],
+        unlabeled=lists["unlabeled"],
+        test=lists["test"],
+        labeled_counts=tuple(told.labeled_counts),
+        unlabeled_counts=None if told.unlabeled_counts is None else tuple(told.unlabeled_counts),
+        test_counts=tuple(told.test_counts),
+        overlap=told.overlap,
+    )
+    if split.hash() != told.hash:
         raise UserError(
             f"{run_dir / NPZ_NAME}: its lists have sha256 {split.hash()[:12]}, {JSON_NAME} "
-            f"records {recorded[:12]}; the two files do not belong together"
+            f"records {told.hash[:12]}; the two files do not belong together"
         )
     return split
 
 
-def read_lists(path: Path, most_images: int) -> dict[str, np.ndarray]:
+def read_lists(
+    path: Path, most_images: int, *, needed: Sequence[str] = LISTS[:2]
+) -> dict[str, np.ndarray]:
     """The int64 lists of an npz file; nothing in it is unpickled.
 
     Args:
@@ -197,7 +217,7 @@ def read_lists(path: Path, most_images: int) -> dict[str, np.ndarray]:
         raise UserError(f"{path}: no such split file") from None
     except BROKEN as error:
         raise UserError(f"{path}: not an npz file of index lists ({error})") from None
-    for name in ("labeled", "unlabeled"):
+    for name in needed:
         if name not in lists:
             raise UserError(f"{path}: has no list `{name}`")
     for name, indices in lists.items():

@@ -14,11 +14,19 @@ from simpro_fast.run.loggers.base import Loggers, RunLogger, lacks, warn
 from simpro_fast.run.loggers.mlflow import MlflowLog
 from simpro_fast.run.loggers.tensorboard import TensorBoardLog
 from simpro_fast.run.loggers.wandb import WandbLog
-from simpro_fast.utils.atomic_write import read_json, write_json
+from simpro_fast.utils.atomic_write import write_json
+from simpro_fast.utils.file_schema import FileSchema, read_as
 
 IDS = "loggers.json"
 """In the run directory: what W&B and MLflow call this run, so that it goes on as the same one."""
 _DEFAULT_NAME = "simpro_fast"
+
+
+class _Ids(FileSchema):
+    """The content of `loggers.json`."""
+
+    wandb: str | None = None
+    mlflow: str | None = None
 
 
 def check_packages(config: Config) -> None:
@@ -51,20 +59,20 @@ def start_loggers(
         UserError: a package cannot be used.
     """
     log, path = config.log, run_dir / IDS
-    before: dict[str, str] = {}
+    before = _Ids()
     if not fresh and path.is_file():
         with suppress(UserError):  # damaged: new runs then
-            before = read_json(path)
+            before = read_as(path, _Ids)
     project, experiment = _name(log.wandb), _name(log.mlflow)
     make: dict[str, Callable[[], RunLogger]] = {}
     if log.tensorboard:
         make["log.tensorboard"] = lambda: TensorBoardLog(run_dir, step)
     if project:
-        make["log.wandb"] = lambda: WandbLog(config, run_dir, project, before.get("wandb"))
+        make["log.wandb"] = lambda: WandbLog(config, run_dir, project, before.wandb)
     if experiment:
-        make["log.mlflow"] = lambda: MlflowLog(config, experiment, before.get("mlflow"))
+        make["log.mlflow"] = lambda: MlflowLog(config, experiment, before.mlflow)
     started: dict[str, RunLogger] = {}
-    ids = dict(before)
+    ids = before.model_dump(exclude_none=True)
     for key, one in make.items():
         try:
             started[key] = made = one()

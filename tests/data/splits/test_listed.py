@@ -66,7 +66,7 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="do not belong together"):
         load_split(tmp_path)
     (tmp_path / "split.json").write_text(described[:40])
-    with pytest.raises(UserError, match=r"split\.json: damaged"):
+    with pytest.raises(UserError, match=r"split\.json is damaged"):
         load_split(tmp_path)
     (tmp_path / "split.json").unlink()
     with pytest.raises(UserError, match=r"split\.json: No such file"):
