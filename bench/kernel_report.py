@@ -193,7 +193,7 @@ def compile_and_inspect(spec: Specialisation, arch: int) -> Row:
     # As a launch does it, so that one finds in Triton's cache what was compiled here.
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     values = [
-        1 if p.annotation_type else MockTensor(_element(p.name, spec.dtype))
+        1 if p.annotation_type else MockTensor(element(p.name, spec))
         for p in kernel.params
         if not p.is_constexpr
     ]
@@ -229,12 +229,14 @@ _OF_DTYPE = {"weak_ptr", "strong_ptr", "logits_ptr", "grad_ptr", "out_ptr", "x_p
 _OF_DTYPE |= {"residual_ptr", "grad_x_ptr", "grad_residual_ptr"}
 
 
-def _element(name: str, dtype: str) -> Any:
+def element(name: str, spec: Specialisation) -> Any:
     """dtype of the elements that a pointer points to."""
     import torch
 
-    if name in _OF_DTYPE:
-        return dtype_of(dtype)
+    # A loss without gradient gets a float32 tensor in its place.
+    absent = name == "grad_ptr" and spec.op in (PSEUDO, ADJUSTED) and "GRAD" not in spec.options
+    if name in _OF_DTYPE and not absent:
+        return dtype_of(spec.dtype)
     others = {"mask_ptr": torch.bool, "targets_ptr": torch.int64, "images_ptr": torch.uint8}
     others |= dict.fromkeys(("counter_ptr", "plan_ptr", "constants_ptr"), torch.int32)
     return others.get(name, torch.float32)

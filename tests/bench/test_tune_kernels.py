@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import os
 import subprocess
@@ -13,8 +14,19 @@ from typing import Any
 import pytest
 import torch
 import tune_kernels
-from kernel_report import ADJUSTED, AUGMENT, BOTH, NORM, PSEUDO, Row, Specialisation
+from kernel_report import (
+    ADJUSTED,
+    AUGMENT,
+    BOTH,
+    NORM,
+    PSEUDO,
+    Row,
+    Specialisation,
+    _launcher,
+    element,
+)
 from simpro_kernels import launch
+from triton.runtime.errors import OutOfResources
 from tune_cases import Case, all_cases, work_for
 from tune_kernels import merged, tried
 
@@ -43,10 +55,26 @@ def time_of(run: Any) -> float:
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: f"{case.spec.op}-{case.key}")
-def test_plans_are_launched_and_give_the_numbers_of_the_twin(case: Case) -> None:
+def test_plans_are_launched_and_give_the_numbers_of_the_twin(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With pointers to what is compiled ahead."""
+    kernel = _launcher(case.spec).kernel
+    names = list(inspect.signature(kernel.fn).parameters)
+    types: dict[str, torch.dtype] = {}
+    launch_it = launch.Launcher._launch
+
+    def launched(self: launch.Launcher, programs: int, arguments: tuple[Any, ...]) -> None:
+        if self.kernel is kernel:
+            pairs = zip(names, arguments, strict=False)
+            types.update({name: x.dtype for name, x in pairs if isinstance(x, torch.Tensor)})
+        launch_it(self, programs, arguments)
+
+    monkeypatch.setattr(launch.Launcher, "_launch", launched)
     work = work_for(case, DEVICE)
     for plan in (case.plans[0], case.plans[-1]):
         assert tried(case, plan, work, time_of) == 1.0
+    assert types == {name: element(name, case.spec) for name in types}
 
 
 @pytest.mark.parametrize("place", range(5))
@@ -101,6 +129,13 @@ def test_the_fastest_right_plan_wins_where_it_is_clearly_faster(
     monkeypatch.setattr(tune_kernels, "work_for", wrong)
     assert winner([]) == (None, len(rows))
     assert "WRONG: loss differs" in capsys.readouterr().out
+
+    def too_large(case: Case, device: torch.device) -> Any:
+        raise OutOfResources(300_000, 232_448, "shared memory")
+
+    monkeypatch.setattr(tune_kernels, "work_for", too_large)
+    assert winner([]) == (None, len(rows))
+    assert "WRONG: OutOfResources: out of resource" in capsys.readouterr().out
 
 
 def test_a_winner_is_what_a_launch_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +227,7 @@ for case in kinds.values():
     compiled = set(Path(cache.name).glob("*/*.cubin"))
     launcher = kernel_report._launcher(spec)
     values = [
-        1 if p.annotation_type else MockTensor(kernel_report._element(p.name, spec.dtype))
+        1 if p.annotation_type else MockTensor(kernel_report.element(p.name, spec))
         for p in launcher.kernel.params if not p.is_constexpr
     ]
     launcher.kernel.warmup(*values, grid=(1, 1, 1), **launcher.constants, **launcher.options)
