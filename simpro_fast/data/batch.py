@@ -107,7 +107,8 @@ class Loader(Protocol):
 
     def next(self, step: int) -> Batch:
         """The batch of `step`. Steps are asked for in order, from `start_step` on; anything else,
-        and any failure, is an error that names the step."""
+        and any failure, is an error that names the step. On a GPU, work on a batch is queued before
+        the next batch is asked for: its memory may be used anew after that work."""
 
     def describe(self, step: int) -> dict[str, Any]:
         """The draws of any step as plain lists, so that its batch can be replayed."""

@@ -57,7 +57,7 @@ def test_the_kernel_bench_compares_and_times() -> None:
 
 @pytest.mark.slow
 def test_the_gpu_check_runs_on_a_cpu(tmp_path: Path) -> None:
-    parts = "kernels,loss,step,data,resnet,norm"  # the others have tests of their own
+    parts = "buffers,kernels,loss,step,data,resnet,norm"  # the others have tests of their own
     done = gpu_check("--device", "cpu", "--smoke", "--part", parts, "--output", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "== all parts done" in done.stdout

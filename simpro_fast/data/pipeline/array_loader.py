@@ -17,6 +17,7 @@ from simpro_fast.data.batch import AugmentConfig, Batch, BatchLayout, StepCounte
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.pipeline.dali import build_pipeline
 from simpro_fast.data.pipeline.image_store import ImageStore
+from simpro_fast.data.pipeline.outputs import Outputs
 from simpro_fast.data.sampling.draws import StepDraws, StepSampler
 from simpro_fast.data.sampling.labeled_order import labeled_order
 from simpro_fast.data.splits.split import Split
@@ -92,6 +93,7 @@ class ArrayLoader:
         self._maker = view_maker(
             augment, layout.rows, device=device, num_threads=num_threads, dtype=dtype
         )
+        self._outputs = Outputs(device)
         self._pipe: Any = build_pipeline(
             self._make_views,
             parts=self._maker.parts,
@@ -117,11 +119,8 @@ class ArrayLoader:
     def _run(self, step: int) -> torch.Tensor:
         """Run the pipeline: [rows, H, W, 3]."""
         try:
-            if self._device.type == "cuda":
-                (output,) = self._pipe.run(torch.cuda.current_stream(self._device))
-            else:
-                (output,) = self._pipe.run()
-            return self._maker.received(torch.from_dlpack(output.as_tensor())).flatten(0, 1)
+            (views,) = self._outputs.run(self._pipe)
+            return self._maker.received(views).flatten(0, 1)
         except Exception as error:
             reason = self._failure or failure_reason(error)
             self.close()
@@ -139,6 +138,7 @@ class ArrayLoader:
         }
 
     def close(self) -> None:
+        self._outputs.close()
         pipe, self._pipe = self._pipe, None
         del pipe  # the last reference: its threads end here
         self._resident = None

@@ -35,6 +35,7 @@ from simpro_fast.data.pipeline.file_graph import (
     encoded_array,
     path_array,
 )
+from simpro_fast.data.pipeline.outputs import Outputs
 from simpro_fast.data.sampling.draws import StepDraws, StepSampler, Stream, below, raw_words
 from simpro_fast.data.sampling.labeled_order import labeled_order
 from simpro_fast.data.splits.split import Split
@@ -125,6 +126,7 @@ class FileLoader:
         # See ArrayLoader: this thread's pool of torch threads must exist before the pipeline's.
         torch.get_num_threads()
         self._readers: ThreadPoolExecutor | None = None
+        self._outputs = Outputs(device)
         self._pipe: Any = self._build()
 
     def next(self, step: int) -> Batch:
@@ -133,7 +135,7 @@ class FileLoader:
         self._counter.take(step)
         while True:
             try:
-                outputs = self._run()
+                outputs = self._outputs.run(self._pipe)
                 self._tries = 0
                 break
             except Exception as error:
@@ -145,7 +147,6 @@ class FileLoader:
         b, layout = self._layout.labeled, self._layout
         parts = [view[:b] for view in outputs[: layout.labeled_views]]
         parts += [view[b:] for view in outputs]
-        # The copy also ends the dependence on the pipeline's memory.
         views = torch.cat(parts).permute(0, 3, 1, 2)
         labeled, unlabeled = np.split(prepared.positions, [b])
         truth = self._dataset.labels[self._split.unlabeled[unlabeled]]
@@ -171,6 +172,7 @@ class FileLoader:
         }
 
     def close(self) -> None:
+        self._outputs.close()
         pipe, self._pipe = self._pipe, None
         del pipe  # the last reference: its threads end here
         if self._readers is not None:
@@ -196,13 +198,6 @@ class FileLoader:
             prefetch=self._data.prefetch,
             hw_decoder_load=self._data.hw_decoder_load,
         )
-
-    def _run(self) -> list[torch.Tensor]:
-        if self._device.type == "cuda":
-            outputs = self._pipe.run(torch.cuda.current_stream(self._device))
-        else:
-            outputs = self._pipe.run()
-        return [torch.from_dlpack(output.as_tensor()) for output in outputs]
 
     def _recover(self, step: int, error: Exception) -> None:
         """Find the files that failed the step; leave them out and start again there, or raise."""

@@ -340,15 +340,15 @@ def test_a_moment_without_the_file_system_does_not_end_a_run(
     monkeypatch.setattr("simpro_fast.data.pipeline.file_loader.PAUSES", (0.0, 0.0))
     expected = batches(shared, 4)
     with loader(shared) as ours:
-        failed, run = [0], ours._run
+        failed, run = [0], ours._outputs.run
 
-        def sometimes() -> list[torch.Tensor]:
+        def sometimes(pipe: Any) -> list[torch.Tensor]:
             if ours._counter.expected == 3 and failed[0] < failures:
                 failed[0] += 1
                 raise RuntimeError("[/opt/dali] Input/output error")
-            return run()
+            return run(pipe)
 
-        monkeypatch.setattr(ours, "_run", sometimes)
+        monkeypatch.setattr(ours._outputs, "run", sometimes)
         for step in range(2):
             assert torch.equal(ours.next(step).views, expected[step].views)
         if failures == 3:
