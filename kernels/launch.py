@@ -144,21 +144,26 @@ class Launcher:
 
 
 _COUNTERS = 64
-_counters: dict[tuple[torch.device, int], Tensor] = {}
+_counters: dict[tuple[torch.device, int, int], Tensor] = {}
 
 
-def arrivals(device: torch.device) -> Tensor:
-    """int32 [64], 0 between launches: the program that arrives last adds up the partial results.
+def arrivals(device: torch.device, blocks: int = 1) -> Tensor:
+    """Counters, 0 between launches: the program that arrives last adds up the partial results.
 
-    One counter for each block of columns that has a last program of its own.
+    Args:
+        blocks: of columns, each with a last program of its own and so a counter.
+
+    Returns:
+        int32 [n], n at least `blocks` and a multiple of 64.
 
     Launches of one stream follow one another and share it. A graph that is being captured gets its
     own, zeroed by the graph: its replays may run beside other work.
     """
+    size = -(-blocks // _COUNTERS) * _COUNTERS
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        return torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
-    key = device, torch.cuda.current_stream(device).cuda_stream
+        return torch.zeros(size, dtype=torch.int32, device=device)
+    key = device, torch.cuda.current_stream(device).cuda_stream, size
     counter = _counters.get(key)
     if counter is None:
-        counter = _counters[key] = torch.zeros(_COUNTERS, dtype=torch.int32, device=device)
+        counter = _counters[key] = torch.zeros(size, dtype=torch.int32, device=device)
     return counter

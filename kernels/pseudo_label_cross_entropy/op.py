@@ -159,10 +159,14 @@ class PseudoLabelCrossEntropy(nn.Module):
 
 def _kept_bound(threshold: float | Tensor, device: torch.device) -> Tensor:
     """float32 []; that of a number is made once, so that a step launches nothing for it."""
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if isinstance(threshold, Tensor) or capturing or dispatch.is_traced():
+    # Traced first: whether a stream is captured is no question that a graph can hold.
+    if isinstance(threshold, Tensor) or dispatch.is_traced() or is_captured(device):
         return reference.bound_of(threshold, device)
     return _bound(float(threshold), device)
+
+
+def is_captured(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 @functools.lru_cache(64)

@@ -341,3 +341,18 @@ def test_no_synchronisation_and_no_compilation_for_another_batch() -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert plans.kept_launcher.cache_info().currsize == kept
+
+
+def test_more_blocks_of_channels_than_counters_at_hand() -> None:
+    """C = 2,208 has 69 blocks of 32: each has a counter of its own."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 2208, 2, 2, generator=generator).to(memory_format=torch.channels_last)
+    found = []
+    for impl in ("triton", "eager"):
+        inputs = x.clone(memory_format=torch.preserve_format).requires_grad_()
+        mean, var, weight, bias = (torch.full((2208,), v) for v in (0.0, 1.0, 1.0, 0.0))
+        y = batch_norm_act(inputs, mean, var, weight, bias, training=True, impl=impl)
+        y.square().mul(torch.arange(2208.0).view(-1, 1, 1)).mean().backward()
+        found.append((y.detach(), mean, var, inputs.grad))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
