@@ -222,7 +222,7 @@ def test_unwritable_output_is_one_line(
 ) -> None:
     (tmp_path / "runs").write_text("a file where the folder should be")
     done = train_command("--config", str(config_file))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert "runs/tiny" in done.stderr
 

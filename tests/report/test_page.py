@@ -169,17 +169,6 @@ def test_tables_have_the_classes_in_the_order_of_the_figures(tmp_path: Path) -> 
         assert re.findall(r"name\d", page.text[section]) == ["name1", "name3", "name2", "name0"]
 
 
-def test_an_output_that_cannot_be_written_is_told_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_run(tmp_path / "seed1", make_summary())
-    for place in (path / "summary.json", path / "summary.json" / "report"):
-        assert main([str(path), "--output", str(place)]) == 2
-        out, err = capsys.readouterr()
-        assert out == "" and err.startswith(f"error: --output {place}: ")
-        assert err.endswith("give another folder\n") and len(err.splitlines()) == 1
-
-
 def test_experiments_share_a_page(tmp_path: Path) -> None:
     for name in ("a", "b"):
         for seed in (1, 2):
