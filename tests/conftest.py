@@ -21,6 +21,7 @@ if not torch.cuda.is_available():
 
 from simpro_fast.config import Config, parse_config
 from tests import processes
+from tests.processes import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = str(ROOT / "launch" / "train.py")
@@ -110,7 +111,7 @@ def train_command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[s
         *arguments: str,
         env: dict[str, str] | None = None,
         launcher: list[str] | None = None,
-        timeout: float = 120,
+        timeout: float = PATIENCE,
     ) -> subprocess.CompletedProcess[str]:
         environment = {**processes.clean_environment(), **(env or {})}
         if launcher is None:

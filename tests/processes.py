@@ -31,6 +31,9 @@ import torch
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.preload"])
 
+PATIENCE = 600.0
+"""Seconds that a test waits for what a loaded machine does; no test has another limit for that."""
+
 
 def clean_environment() -> dict[str, str]:
     """The environment without what a launcher or another test may have left."""
@@ -97,7 +100,7 @@ def _start_server() -> None:
 
 
 def finish(
-    process: multiprocessing.process.BaseProcess, output: Path, timeout: float = 120
+    process: multiprocessing.process.BaseProcess, output: Path, timeout: float = PATIENCE
 ) -> subprocess.CompletedProcess[str]:
     """What `subprocess.run` gives, of a process that writes to `output`."""
     process.join(timeout)
@@ -115,7 +118,7 @@ def run(
     *arguments: Any,
     folder: Path | None = None,
     environment: dict[str, str] | None = None,
-    timeout: float = 120,
+    timeout: float = PATIENCE,
 ) -> subprocess.CompletedProcess[str]:
     """Call a module-level function in a process, and wait for it."""
     with TemporaryDirectory() as place:

@@ -12,7 +12,7 @@ import pytest
 from simpro_fast.config.methods import METHODS
 from tests import processes
 from tests.conftest import ROOT
-from tests.processes import clean_environment
+from tests.processes import PATIENCE, clean_environment
 
 DIGITS = ["--smoke", "--recipe", "digits", "data.mu=2", "distributed.engine=plain"]
 
@@ -31,7 +31,7 @@ def gpu_check(*arguments: str) -> subprocess.CompletedProcess[str]:
         env={**clean_environment(), "OMP_NUM_THREADS": "1", "PYTHON": sys.executable},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
     )
 
 

@@ -14,6 +14,7 @@ import yaml
 from simpro_fast.cli.train import parse_arguments
 from simpro_fast.config import Config, load_config
 from tests.conftest import ROOT
+from tests.processes import PATIENCE
 
 CLUSTER = ROOT / "launch" / "cluster"
 ARGUMENTS = ["--config", "cifar10_lt/reversed", "data.root=/data", "output_dir=/shared/runs"]
@@ -66,7 +67,9 @@ def _run_slurm(folder: Path, code: int) -> tuple[int, list[tuple[str, list[str]]
         "SLURM_NTASKS_PER_NODE": "2",
     }
     command = ["bash", "launch/cluster/slurm.sbatch", *ARGUMENTS]
-    done = subprocess.run(command, cwd=folder, env=environment, timeout=30, capture_output=True)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, timeout=PATIENCE, capture_output=True
+    )
     calls = [line.split(" | ") for line in (folder / "calls").read_text().splitlines()]
     return done.returncode, [(where, command.split()) for where, command in calls]
 
@@ -105,7 +108,7 @@ def test_slurm_grace_fits_into_the_warning() -> None:
 
 @pytest.mark.parametrize("script", ["slurm.sbatch", "srun_rank.sh"])
 def test_scripts_are_shell(script: str) -> None:
-    subprocess.run(["bash", "-n", str(CLUSTER / script)], check=True, timeout=10)
+    subprocess.run(["bash", "-n", str(CLUSTER / script)], check=True, timeout=PATIENCE)
 
 
 def test_hostfile_is_what_deepspeed_reads() -> None:

@@ -20,6 +20,7 @@ from simpro_fast.errors import UserError
 from simpro_fast.fault_tolerance.exit_code import conclude
 from simpro_fast.fault_tolerance.watchdog import Watchdog
 from tests import processes
+from tests.processes import PATIENCE
 
 
 def swallowed(_: Sequence[str] | None) -> int:
@@ -66,7 +67,7 @@ def test_broken_packages_do_not_end_verbs_that_need_none(tmp_path: Path) -> None
         env=environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert "usage: simpro-fast predict" in done.stdout

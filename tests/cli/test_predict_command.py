@@ -33,6 +33,7 @@ from tests.conftest import COMMAND
 from tests.data.image_folders import picture, save
 from tests.data.tar_shards import jpeg, write_tar
 from tests.inference.trained import train
+from tests.processes import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -301,13 +302,13 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
     with open(folder / "names", "w") as pipe:
         pipe.write(names[: 25 * 12])
         pipe.flush()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while not (journal.exists() and journal.read_bytes().count(b"\n") >= 4):
             assert process.exitcode is None and time.monotonic() < deadline
             time.sleep(0.01)
         assert process.pid is not None
         os.kill(process.pid, number)
-        process.join(60)
+        process.join(PATIENCE)
     if number == signal.SIGINT:
         assert process.exitcode == 130
         said = (folder / "said.err").read_text().splitlines()
@@ -359,7 +360,7 @@ def test_a_reader_that_goes_away_is_one_line(heap: Path, run: str) -> None:
         env=processes.clean_environment(),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.returncode == 1 and done.stdout.startswith("path,member,status")
     assert len(done.stderr.splitlines()) == 1 and "nobody reads the output" in done.stderr

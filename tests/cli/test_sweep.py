@@ -24,6 +24,7 @@ from simpro_fast.config import Config, flatten, load_config
 from simpro_fast.fault_tolerance.launchers import launchers_above
 from tests import processes
 from tests.conftest import TINY, TRAIN
+from tests.processes import PATIENCE
 
 Run = Callable[..., "CompletedProcess[str]"]
 
@@ -66,7 +67,7 @@ def stand_in(tmp_path: Path, config_file: Path) -> list[str]:
     return ["--config", str(config_file), "output_dir=runs", "--launcher", launcher]
 
 
-def wait_for(path: Path, process: Any, seconds: float = 90) -> None:
+def wait_for(path: Path, process: Any, seconds: float = PATIENCE) -> None:
     deadline = time.monotonic() + seconds
     while not path.exists():
         assert process.exitcode is None, f"ended before {path} was there"

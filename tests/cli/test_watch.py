@@ -27,6 +27,7 @@ from simpro_fast.run.live import SILENT_SECONDS
 from simpro_fast.run.lock import lock_path
 from tests import processes
 from tests.conftest import ROOT, TINY, TRAIN
+from tests.processes import PATIENCE
 from tests.report.small_runs import make_summary
 
 MakeConfig = Callable[..., Config]
@@ -189,7 +190,7 @@ class Screen:
         termios.tcsetwinsize(self._slave, (40, 100))
         self.name, self.text = os.ttyname(self._slave), ""
 
-    def wait_for(self, part: str, seconds: float = 60) -> None:
+    def wait_for(self, part: str, seconds: float = PATIENCE) -> None:
         deadline = time.monotonic() + seconds
         while part not in self.text:
             assert time.monotonic() < deadline, self.text[-3000:]
@@ -204,7 +205,7 @@ def test_live_until_the_run_ends(tmp_path: Path) -> None:
     arguments = ["tiny.yaml", "train.steps=100000", "checkpoint.every=100000"]
     output = tmp_path / "said"
     training = processes.start(processes.script, TRAIN, arguments, output=output, folder=tmp_path)
-    folder, deadline = tmp_path / "runs/tiny/seed1", time.monotonic() + 60
+    folder, deadline = tmp_path / "runs/tiny/seed1", time.monotonic() + PATIENCE
     while not (folder / "metrics.jsonl").exists():
         assert training.exitcode is None and time.monotonic() < deadline
         time.sleep(0.05)
@@ -217,7 +218,7 @@ def test_live_until_the_run_ends(tmp_path: Path) -> None:
     os.kill(int(training.pid or 0), signal.SIGTERM)
     screen.wait_for("SimPro: preempted (SIGTERM): checkpoint of step")
     assert processes.finish(training, output).returncode == 75
-    watching.join(30)
+    watching.join(PATIENCE)
     assert watching.exitcode == 0
 
 

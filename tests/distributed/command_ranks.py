@@ -13,9 +13,9 @@ from pathlib import Path
 
 from simpro_fast.config import Config, dump_config
 from simpro_fast.run.checkpoint import list_checkpoints, step_of
-from tests.processes import clean_environment, free_port, start
+from tests.processes import PATIENCE, clean_environment, free_port, start
 
-TIMEOUT = 90.0
+TIMEOUT = PATIENCE
 
 
 class CommandRanks:

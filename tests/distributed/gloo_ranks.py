@@ -20,13 +20,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.processes import start
+from tests.processes import PATIENCE, start
 
 
 class GlooRanks:
     """`world_size` processes in one process group, which run module-level functions together."""
 
-    def __init__(self, world_size: int, timeout: int = 90) -> None:
+    def __init__(self, world_size: int, timeout: float = PATIENCE) -> None:
         self.world_size, self.timeout = world_size, timeout
         self._folder = TemporaryDirectory()
         self._pipes: list[Connection] = []
@@ -102,7 +102,7 @@ def run_ranks(function: Callable[..., Any], *args: Any, world_size: int = 2) -> 
     return shared_ranks(world_size).run(function, *args)
 
 
-def _serve(rank: int, world_size: int, folder: Path, timeout: int, pipe: Connection) -> None:
+def _serve(rank: int, world_size: int, folder: Path, timeout: float, pipe: Connection) -> None:
     # The rendezvous is a file, so that no port has to be chosen.
     dist.init_process_group(
         "gloo",

@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from simpro_fast.config import Config
-from tests.distributed.rank_runs import (
-    HalfBrighter,
-    assert_close,
-    curves,
-    dump,
-    mean_losses,
-    on_ranks,
-)
+from tests.distributed.rank_runs import HalfBrighter, curves, dump, mean_losses, on_ranks
+from tests.equality import assert_close
 
 MakeConfig = Callable[..., Config]
 

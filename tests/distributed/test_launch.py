@@ -27,7 +27,7 @@ from tests.conftest import TINY
 from tests.data.cifar_format import cifar10_members, write_archive
 from tests.distributed.gloo_ranks import GlooRanks, run_ranks
 from tests.distributed.listening import listening_addresses
-from tests.processes import free_port
+from tests.processes import PATIENCE, free_port
 
 Run = Callable[..., "CompletedProcess[str]"]
 BIN = Path(sys.executable).parent
@@ -217,7 +217,7 @@ def test_two_ranks_meet_at_the_store_of_torchrun(train_command: Run, config_file
 def test_torchrun_without_a_port_is_one_line(train_command: Run, config_file: Path) -> None:
     """`--master-port=0` with two ranks hangs torch's own rendezvous for ever."""
     launcher = _torchrun("--master-port=0")
-    done = train_command("--config", str(config_file), launcher=launcher, timeout=60)
+    done = train_command("--config", str(config_file), launcher=launcher, timeout=PATIENCE)
     assert done.returncode != 0
     (line,) = _errors(done)
     assert "--standalone" in line

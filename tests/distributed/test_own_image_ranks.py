@@ -17,7 +17,8 @@ from simpro_fast.training.trainer import Trainer
 from tests.data.image_folders import tidy
 from tests.data.tar_shards import as_shards
 from tests.distributed.gloo_ranks import run_ranks
-from tests.distributed.rank_runs import assert_close, dump, mean_losses, on_ranks, start, train
+from tests.distributed.rank_runs import dump, mean_losses, on_ranks, start, train
+from tests.equality import assert_close
 
 MakeConfig = Callable[..., Config]
 OWN = {

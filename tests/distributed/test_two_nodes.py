@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.conftest import TINY, TRAIN
-from tests.processes import clean_environment, free_port
+from tests.processes import PATIENCE, clean_environment, free_port
 
 DEEPSPEED = str(Path(sys.executable).parent / "deepspeed")
 TIMEOUT = 240
@@ -24,7 +24,7 @@ ADDRESSES = ("10.77.0.1", "10.77.0.2")
 
 
 def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=20)
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=PATIENCE)
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def _namespaces() -> Iterator[None]:
 
 def _remove() -> None:
     for name in NAMESPACES:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=PATIENCE)
 
 
 def _enter(namespace: str, host: str) -> list[str]:

@@ -16,16 +16,8 @@ from simpro_fast.errors import ConfigError
 from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.training.trainer import Trainer
 from tests.distributed.gloo_ranks import run_ranks
-from tests.distributed.rank_runs import (
-    HalfBrighter,
-    assert_close,
-    dump,
-    mean_losses,
-    on_ranks,
-    start,
-    train,
-)
-from tests.equality import by_part
+from tests.distributed.rank_runs import HalfBrighter, dump, mean_losses, on_ranks, start, train
+from tests.equality import assert_close, by_part
 
 MakeConfig = Callable[..., Config]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from simpro_fast.cli.entry import main
 from tests import processes
 from tests.conftest import ROOT
+from tests.processes import PATIENCE
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 SMALL = ("train.threads=1", "log.tensorboard=false", "log.progress=off")
@@ -55,7 +56,7 @@ def run_page(
 
 
 def _run(folder: Path, function: Callable[..., object], text: str, *arguments: object) -> str:
-    done = processes.run(function, text, *arguments, folder=folder, timeout=300)
+    done = processes.run(function, text, *arguments, folder=folder, timeout=PATIENCE)
     assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
     return done.stdout
 

@@ -9,7 +9,7 @@ import nbformat
 from nbclient import NotebookClient
 
 from tests.conftest import ROOT
-from tests.processes import clean_environment
+from tests.processes import PATIENCE, clean_environment
 
 NOTEBOOK = ROOT / "docs" / "tutorial_digits.ipynb"
 
@@ -25,7 +25,10 @@ def test_the_notebook_runs_and_its_table_grows(tmp_path: Path) -> None:
         cell.source = cell.source.replace("steps = 60", "steps = 11")
     kernel = {**clean_environment(), "PYTHONPATH": f"{ROOT}:{ROOT}/.links", "OMP_NUM_THREADS": "1"}
     NotebookClient(
-        notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}, allow_errors=False
+        notebook,
+        timeout=PATIENCE,
+        resources={"metadata": {"path": str(tmp_path)}},
+        allow_errors=False,
     ).execute(env=kernel)
     (table,) = [o.data["text/plain"] for o in outputs(notebook, "display_data") if "ETA" in str(o)]
     assert [line.split()[0] for line in table.splitlines()[1:]] == ["10/11", "11/11"]

@@ -25,6 +25,7 @@ from simpro_fast.run.checkpoint import newest_whole
 from simpro_fast.training import trainer as trainer_module
 from simpro_fast.training.trainer import Trainer
 from tests.distributed.command_ranks import CommandRanks, newest_step
+from tests.processes import PATIENCE
 
 MakeConfig = Callable[..., Config]
 FAILED, INTERRUPTED = 1, 130
@@ -138,7 +139,7 @@ def test_a_rank_that_hangs_is_named(
     """By the other one, also where that is not the first of its machine, which usually speaks."""
     config = tiny({"distributed.stall_timeout": 3})
     ranks = CommandRanks(config, tmp_path, change=change)
-    ranks.processes[1 - hung].join(60)
+    ranks.processes[1 - hung].join(PATIENCE)
     if change is not _sleeps:
         ranks.send(signal.SIGCONT, hung)  # nothing but its launcher can end a stopped process
     codes = ranks.wait(30)

@@ -22,7 +22,7 @@ from simpro_fast.training.trainer import Trainer
 from tests.conftest import TRAIN
 from tests.distributed.command_ranks import CommandRanks, newest_step, processes_of
 from tests.distributed.outcomes import Outcome, outcome
-from tests.processes import clean_environment, free_port
+from tests.processes import PATIENCE, clean_environment, free_port
 
 MakeConfig = Callable[..., Config]
 
@@ -150,7 +150,7 @@ def test_through_the_deepspeed_launcher(tiny: MakeConfig, tmp_path: Path, victim
         os.kill(launcher.pid if victim == "command" else ranks[1], signal.SIGTERM)
         code = launcher.wait(30)
         assert code == (-signal.SIGTERM if victim == "command" else PREEMPTED)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while any(is_running(pid) for pid in ranks):
             assert time.monotonic() < deadline, "a rank trains on without its launcher"
             time.sleep(0.05)
@@ -163,7 +163,7 @@ def test_through_the_deepspeed_launcher(tiny: MakeConfig, tmp_path: Path, victim
 
 
 def _wait_for_ranks(launcher: int, config: Config, log: Path) -> list[int]:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE
     while newest_step(config) < 5:
         assert time.monotonic() < deadline and is_running(launcher), log.read_text()
         time.sleep(0.05)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[2]
 # The compiler must not find the interpreter switched on.
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -26,7 +28,7 @@ CELLS = {
 def report() -> list[dict[str, str]]:
     command = [sys.executable, str(ROOT / "bench" / "kernel_report.py"), "--smoke", "--arch", "90"]
     result = subprocess.run(
-        [*command, "--jobs", "2"], env=ENVIRONMENT, capture_output=True, text=True, timeout=240
+        [*command, "--jobs", "2"], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
     )
     assert result.returncode == 0, result.stdout + result.stderr
     lines = [line for line in result.stdout.splitlines() if line.startswith("| ")][1:]
@@ -75,6 +77,10 @@ for kernel in kernels:
     assert not set(constants) & {'N', 'threshold', 'stride'}, constants
 """
     result = subprocess.run(
-        [sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert result.returncode == 0, result.stderr

@@ -16,6 +16,8 @@ from simpro_kernels import (
     pseudo_label_cross_entropy,
 )
 
+from tests.processes import PATIENCE
+
 Z = torch.zeros
 
 
@@ -120,7 +122,7 @@ def _python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
         env={**kept, "CUDA_VISIBLE_DEVICES": "", **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
 
 

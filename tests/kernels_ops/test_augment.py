@@ -20,6 +20,8 @@ from simpro_kernels.dispatch import INTERPRETED
 from sklearn.datasets import load_digits, load_sample_image
 from torch import Tensor
 
+from tests.processes import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[2]
 FASHION = Path("/usr/share/datasets/fashion-mnist/t10k-images-idx3-ubyte.gz")
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
@@ -223,5 +225,5 @@ for side, dtype, arch, store_bytes in (
 def test_compiles_without_spills_and_with_wide_stores() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     subprocess.run(
-        [sys.executable, "-c", COMPILE], cwd=ROOT, env=environment, check=True, timeout=300
+        [sys.executable, "-c", COMPILE], cwd=ROOT, env=environment, check=True, timeout=PATIENCE
     )

@@ -15,6 +15,8 @@ from simpro_kernels.batch_norm_act import plans, reference
 from torch import Tensor
 from torch.nn import functional
 
+from tests.processes import PATIENCE
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Above the error of the eager twin, relative to the norm of the result.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -223,7 +225,7 @@ for name in plans.KERNELS:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import PATIENCE
+
 
 def test_kernels_in_their_own_process(runnable: bool) -> None:
     if runnable:
@@ -24,6 +26,6 @@ def test_kernels_in_their_own_process(runnable: bool) -> None:
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=PATIENCE,
     )
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]

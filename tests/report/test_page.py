@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from simpro_fast.cli.report import main
+from tests.processes import PATIENCE
 from tests.report.made_runs import make_run
 from tests.report.small_runs import make_summary, write_run
 
@@ -220,7 +221,7 @@ def test_a_browser_shows_it(
         ],
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     pixels = np.asarray(Image.open(shot).convert("RGB")).astype(int)
     assert pixels.shape[1] == width

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from simpro_fast.errors import UserError
+from tests.processes import PATIENCE
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def wrong_line(text: str, *words: str) -> str | None:
     return f"{missing[0]!r} is missing in: {text}" if missing else None
 
 
-def in_own_process(function: Callable[..., Any], *arguments: Any, timeout: float = 300) -> Any:
+def in_own_process(function: Callable[..., Any], *arguments: Any, timeout: float = PATIENCE) -> Any:
     """What a function of a module gives in a process of its own, which may crash.
 
     Args:

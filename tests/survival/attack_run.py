@@ -24,7 +24,7 @@ from tests.distributed.command_ranks import CommandRanks
 from tests.distributed.outcomes import outcome
 from tests.equality import assert_bit_equal
 from tests.fault_tolerance import test_failing_rank as hanging
-from tests.processes import clean_environment
+from tests.processes import PATIENCE, clean_environment
 from tests.run.test_disk_trouble import Disk, mount, train
 from tests.run.test_resume import WRONG, spoil
 from tests.survival.attack import Attempt, refused, trial
@@ -147,7 +147,7 @@ def signals_during_start(folder: Path) -> Iterator[Attempt]:
         time.sleep(delay)
         process.send_signal(sent)
         try:
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             process.kill()
             said = "hangs"
@@ -177,7 +177,7 @@ def ranks_that_hang(folder: Path) -> Iterator[Attempt]:
     ):
         config = _config(folder / change.__name__, distributed={"stall_timeout": 3})
         ranks = CommandRanks(config, folder / change.__name__, change=change)
-        ranks.processes[1 - victim].join(60)
+        ranks.processes[1 - victim].join(PATIENCE)
         said = ranks.output(1 - victim, "err")
         if ranks.processes[victim].is_alive():
             os.kill(ranks.processes[victim].pid or 0, signal.SIGCONT)

@@ -26,7 +26,7 @@ from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.models import build
 from simpro_fast.training.trainer import Trainer
 from tests.conftest import ROOT, TINY
-from tests.processes import clean_environment
+from tests.processes import PATIENCE, clean_environment
 
 OWN_CODE = """
 import numpy as np
@@ -161,7 +161,7 @@ def test_dotted_paths_in_a_process_of_its_own(own: Any, tree: dict[str, Any]) ->
     ]
     environment = {**clean_environment(), "PYTHONPATH": f"{ROOT}:{ROOT}/.links:{folder}"}
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     run = folder / "runs" / "own" / "seed1"

@@ -26,9 +26,9 @@ from simpro_fast.run.resume import check_state
 from simpro_fast.training.phases import rate_course
 from simpro_fast.training.trainer import Trainer
 from tests.conftest import ROOT
-from tests.distributed.rank_runs import assert_close, dump, on_ranks
+from tests.distributed.rank_runs import dump, on_ranks
 from tests.distributed.rank_runs import train as train_on_ranks
-from tests.equality import assert_bit_equal, by_part, without_clock
+from tests.equality import assert_bit_equal, assert_close, by_part, without_clock
 from tests.methods.toy_methods import Greedy
 from tests.training.test_trainer import final_state, rows, train
 

@@ -23,6 +23,7 @@ from tests.data.cifar_format import (
     write_folder,
 )
 from tests.data.fashion_mnist_format import idx_bytes, write_fashion
+from tests.processes import PATIENCE
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 CIFAR10 = "cifar-10-batches-py"
@@ -217,7 +218,7 @@ def test_four_processes_read_a_fresh_archive_at_once(tmp_path: Path) -> None:
     readers = [context.Process(target=_fingerprints, args=(tmp_path, queue)) for _ in range(4)]
     for reader in readers:
         reader.start()
-    results = [queue.get(timeout=60) for _ in readers]
+    results = [queue.get(timeout=PATIENCE) for _ in readers]
     for reader in readers:
         reader.join()
     assert results == [{assert_small_cifar10(tmp_path)}] * 4

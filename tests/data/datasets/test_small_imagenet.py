@@ -30,6 +30,7 @@ from tests.data.small_imagenet_format import planes, spelled, write_batch, write
 from tests.data.toy_split import config as toy_config
 from tests.data.toy_split import make_dataset
 from tests.methods.settings import setting
+from tests.processes import PATIENCE
 
 TABLES = Path(str(resources.files("simpro_fast.data.datasets"))) / "imagenet_lists"
 ROWS = json.loads((TABLES / "imagenet_clsloc_wnids.json").read_text())
@@ -190,7 +191,7 @@ def test_several_processes_write_one_copy(tmp_path: Path) -> None:
     workers = [context.Process(target=_open_copy, args=(tmp_path, queue)) for _ in range(4)]
     for worker in workers:
         worker.start()
-    seen = {queue.get(timeout=60) for _ in workers}
+    seen = {queue.get(timeout=PATIENCE) for _ in workers}
     for worker in workers:
         worker.join()
     assert seen == {load("small_imagenet_1k", tmp_path).fingerprint()}

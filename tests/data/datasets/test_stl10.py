@@ -20,6 +20,7 @@ from simpro_fast.data.splits.build import make_split
 from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.methods import resolve_alpha
 from tests.data.stl10_format import stl10_members, write_stl10, write_stl10_archive
+from tests.processes import PATIENCE
 
 
 def load(root: Path, **keys: object) -> ArrayDataset:
@@ -172,7 +173,7 @@ def test_four_processes_start_at_once(tmp_path: Path) -> None:
     starts = [context.Process(target=_fingerprint, args=(tmp_path, queue)) for _ in range(4)]
     for start in starts:
         start.start()
-    seen = {queue.get(timeout=60) for _ in starts}
+    seen = {queue.get(timeout=PATIENCE) for _ in starts}
     for start in starts:
         start.join()
     assert seen == {load(tmp_path).fingerprint()}

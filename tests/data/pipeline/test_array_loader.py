@@ -27,6 +27,7 @@ from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
 from simpro_fast.data.sampling.labeled_order import LabeledDraws
 from simpro_fast.data.splits.split import Split
 from simpro_fast.errors import ConfigError, UserError
+from tests.processes import PATIENCE
 
 CPU = torch.device("cpu")
 CONFIG = DataConfig(name="digits", batch_size=4, mu=3)
@@ -338,7 +339,7 @@ def threads() -> int:
 
 def wait_for_threads(before: int) -> None:
     """Until no more than so many are left."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while threads() > before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert threads() <= before
