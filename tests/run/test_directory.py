@@ -13,7 +13,7 @@ from simpro_fast.run.directory import without_secrets
     ("given", "shown"),
     [
         ("train.py checkpoint.keep=3 --token=abc", "train.py checkpoint.keep=3 --token=***"),
-        ("train.py --api-key abc --smoke", "train.py --api-key *** --smoke"),
+        ("train.py --api-key abc --dry-run", "train.py --api-key *** --dry-run"),
         ("train.py --hub-token -abc x", "train.py --hub-token *** x"),
         (
             "hub.password=abc AWS_SECRET_ACCESS_KEY=a=b",
