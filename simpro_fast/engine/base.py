@@ -135,9 +135,8 @@ def load_optimizer_slots(
         UserError: they are of other parameters, or of other shapes.
     """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if slots and slots.keys() != parameters.keys():
-        first = min(slots.keys() ^ parameters.keys())
-        raise UserError(f"the optimizer's state is that of another model (first: {first})")
+    if unknown := slots.keys() - parameters.keys():  # one without gradient so far has no slots
+        raise UserError(f"the optimizer's state is that of another model (first: {min(unknown)})")
     optimizer.state.clear()
     for name, saved in slots.items():
         parameter = parameters[name]

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from simpro_fast.config.schema import OptimConfig
 from simpro_fast.errors import ConfigError
-from simpro_fast.models.head import head_of
+from simpro_fast.models.head import MethodParameters, outside_backbone
 
 _NORM_LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
@@ -25,19 +25,19 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Optimizer groups: weights with decay; biases and everything in norm layers without.
 
-    Decided by module type. With `decay_shortcut_norm` the weight (not the bias) of the norm in a
-    ResNet's projection shortcut is decayed, as the released code does, which looks for "bn" in
-    names and misses this one. Frozen parameters are left out, shared ones counted
-    once, an empty group omitted.
+    Decided by module type; of a method's own parameters, scalars and vectors are not decayed. With
+    `decay_shortcut_norm` the weight (not the bias) of the norm in a ResNet's projection shortcut is
+    decayed, as the released code does, which looks for "bn" in names and misses this one. Frozen
+    parameters are left out, shared ones counted once, an empty group omitted.
 
     Returns:
         Dictionaries with `params`, `weight_decay` and `lr_scale`, for a torch optimizer and
         `set_learning_rate`. With a `backbone_lr_scale` other than 1 two of the backbone, which
-        have that scale, then two of the head with scale 1.
+        have that scale, then two of the head and the method with scale 1.
     """
     head: set[nn.Parameter] = set()
     if backbone_lr_scale != 1:
-        head.update(head_of(model).parameters())
+        head.update(outside_backbone(model))
     groups: list[dict[str, Any]] = [
         {"params": [], "weight_decay": decay, "lr_scale": scale}
         for scale in (backbone_lr_scale, 1.0)
@@ -46,12 +46,13 @@ def param_groups(
     seen: set[nn.Parameter] = set()
     for path, module in model.named_modules():
         decayed_norm = decay_shortcut_norm and path.endswith("downsample.1")
+        of_method = isinstance(module, MethodParameters)
         for name, parameter in module.named_parameters(recurse=False):
             if parameter in seen or not parameter.requires_grad:
                 continue
             seen.add(parameter)
             norm = isinstance(module, _NORM_LAYERS) and not decayed_norm
-            exempt = norm or name.endswith("bias")
+            exempt = norm or name.endswith("bias") or (of_method and parameter.dim() < 2)
             groups[2 * (parameter in head) + exempt]["params"].append(parameter)
     return [group for group in groups if group["params"]]
 
@@ -65,7 +66,8 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
     """
     if optim.backbone_lr_scale == 0:
         model.requires_grad_(False)
-        head_of(model).requires_grad_(True)
+        for parameter in outside_backbone(model):
+            parameter.requires_grad_(True)
     groups = param_groups(
         model, optim.weight_decay, optim.backbone_lr_scale, optim.decay_shortcut_norm
     )

@@ -18,7 +18,34 @@ def head_of(model: nn.Module) -> nn.Module:
     package's networks and of every classifier of torchvision, whatever they call it (`fc`, `head`,
     `classifier.1`, `heads.head`).
     """
-    return [m for m in model.modules() if any(True for _ in m.parameters(recurse=False))][-1]
+    layers = (m for m in model.modules() if not isinstance(m, MethodParameters))
+    return [m for m in layers if any(True for _ in m.parameters(recurse=False))][-1]
+
+
+METHOD_PREFIX = "method_parameters."
+"""Of the names of `MethodParameters` in a network's state."""
+
+
+class MethodParameters(nn.ParameterDict):
+    """What a method trains beside the network, by name ("/" where that has a ".").
+
+    As part of the network it is optimized, averaged over ranks and over time, checked and saved
+    like the weights, whatever the engine; the network's forward does not use it, and an exported
+    model does not have it.
+    """
+
+
+def adopt_parameters(network: nn.Module, method: nn.Module) -> None:
+    """Let the network hold the method's parameters too, the same tensors; frozen ones stay out."""
+    own = {n.replace(".", "/"): p for n, p in method.named_parameters() if p.requires_grad}
+    if own:
+        network.add_module(METHOD_PREFIX[:-1], MethodParameters(own))
+
+
+def outside_backbone(network: nn.Module) -> list[nn.Parameter]:
+    """Parameters of the head, and of the method where it has some."""
+    parts = [head_of(network), *(m for m in network.children() if isinstance(m, MethodParameters))]
+    return [parameter for part in parts for parameter in part.parameters()]
 
 
 Output = Tensor | tuple[Tensor, Tensor]

@@ -51,7 +51,8 @@ def begin_phase(
     change = method.enter_phase(phase, tools) or Change()
     if change.fresh_network:
         fresh, _ = build_student(setup, fresh=True)
-        weights = fresh.state_dict()
+        # The method's own parameters, which a fresh network has not, stay as they are.
+        weights = {**algorithm.student.state_dict(), **fresh.state_dict()}
         algorithm.engine.load({"model": weights, "optimizer": {}})
         algorithm.average.load_state_dict(weights)
     if change.pseudo_labeled is None:

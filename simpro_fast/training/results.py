@@ -19,6 +19,7 @@ from simpro_fast.inference.model_file import (
     write_weights,
 )
 from simpro_fast.methods import Method
+from simpro_fast.models.head import METHOD_PREFIX
 from simpro_fast.report import write_report
 from simpro_fast.report.groups import group_runs
 from simpro_fast.report.pictures import FOLDER, ViewsFigure, save_mistakes, save_views
@@ -169,6 +170,7 @@ def export_model(run: RunDirectory, trained: TrainedRun) -> ModelFile:
     saved = {
         name: value.float() if value.is_floating_point() else value
         for name, value in trained.algorithm.network().state_dict().items()
+        if not name.startswith(METHOD_PREFIX)
     }
     confusion = None if trained.evaluation is None else trained.evaluation.confusion
     description = ModelFile(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import nn
 
 from simpro_fast.config import Config
@@ -21,6 +22,7 @@ from simpro_fast.methods import Method, Needs, build_method, method_class, resol
 from simpro_fast.methods.registry import setting_of
 from simpro_fast.models import (
     PretrainedReport,
+    adopt_parameters,
     build_model,
     convert_sync_batch_norm,
     head_of,
@@ -127,6 +129,8 @@ def build_engine(config: Config, student: nn.Module, ranks: Ranks) -> Engine:
 def build_run_method(setup: Setup, student: nn.Module) -> Method:
     """The method with the labeled counts of the split, on the ranks' device.
 
+    Its own parameters become part of the student, see `MethodParameters`.
+
     Raises:
         UserError: `method.impl=compile` or `train.compile` on a CPU without a C++ compiler.
     """
@@ -142,7 +146,11 @@ def build_run_method(setup: Setup, student: nn.Module) -> Method:
         image_size=setup.dataset.image_size,
         alpha=setup.alpha,
     )
-    method = build_method(config.method, setting).to(setup.ranks.device)
+    with torch.random.fork_rng(devices=[]):  # its own parameters begin alike on all ranks
+        torch.default_generator.manual_seed(config.seed)
+        method = build_method(config.method, setting)
+    method = method.to(setup.ranks.device, weight_dtype(config))
+    adopt_parameters(student, method)
     compile_method(method, config)
     return method
 

@@ -52,9 +52,9 @@ class Step:
         config = setup.config
         self.setup, self._needs = setup, setup.needs
         student, self.pretrained = build_student(setup, fresh=fresh)
+        self.method: Method = build_run_method(setup, student)
         self.average = ModelEMA(student, config.train.ema_decay, warmup=config.train.ema_warmup)
         self.engine: Engine = build_engine(config, student, setup.ranks)
-        self.method: Method = build_run_method(setup, student)
         self._rows = setup.layout.part(setup.micro_batches).rows_by_kind
         # Batch norms that each rank keeps for itself would part; synchronised ones are alike.
         share = {"average_buffers": average_buffers, False: first_rank_buffers}

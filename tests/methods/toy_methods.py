@@ -55,6 +55,10 @@ class Greedy(Method):
         self.register_buffer("drawn", torch.zeros(3, dtype=torch.float64))
         self.seen = torch.zeros(3, dtype=torch.float64)
         self._step: list[tuple[Tensor, Tensor]] = []
+        self.scale = nn.Parameter(torch.ones(()))
+        self.projection = nn.Linear(setting.features, 3)
+        self.late = nn.Parameter(torch.ones(2))  # without gradient in the first phase
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
 
     def forward(self, logits_labeled: Tensor, targets: Tensor, **given: Any) -> MethodOutput:
         weak, strong = given["logits_weak"].detach(), given["logits_strong"]
@@ -74,12 +78,16 @@ class Greedy(Method):
         again = given["head"].logits(given["features_labeled"]).flatten(1)
         torch.testing.assert_close(again, logits_labeled.flatten(1), rtol=1e-4, atol=1e-5)
         rows = targets.repeat(views)
-        losses = [cross_entropy(logits_labeled[:, h], rows) for h in range(count)]
+        scaled = logits_labeled * self.scale
+        losses = [cross_entropy(scaled[:, h], rows) for h in range(count)]
         weights = given["uniform_unlabeled"][:, :1].repeat(self.setting.strong_views, 1)
         noise = strong.flatten(1) * weights
         agree = (given["features_weak"] - given["teacher_weak"]).square().mean()
         loss = torch.stack(losses).mean() + 1e-3 * (noise.square().mean() + agree)
         loss = loss + 1e-4 * given["logits_constant"].square().mean()
+        loss = loss + 1e-2 * (self.projection(given["features_weak"]) - 1).square().mean()
+        if self.phase or not self.config.phases:
+            loss = loss + 1e-2 * self.late.square().sum()
         top = weak[:, 0].softmax(1).max(1).values
         self._step.append((given["unlabeled_positions"], top.double()))
         self.seen += given["uniform_labeled"].double().sum(0) + given["labeled_positions"].sum()

@@ -73,6 +73,12 @@ def test_method_that_asks_for_everything_resumes_exactly(
     assert_bit_equal(without_clock(expected), without_clock(found))
     assert expected["tensors"]["phase"] == (2 if changes.get("method.phases") else 0)
     assert expected["tensors"]["method/table"].count_nonzero() > 10
+    tensors, scale = expected["tensors"], "method_parameters.scale"
+    own = [name for name in tensors if name.startswith("model/method_parameters.")]
+    assert len(own) == 4 and any(name.endswith(scale) for name in tensors if "optimizer/" in name)
+    assert tensors[f"model/{scale}"] != 1
+    assert tensors[f"model/{scale}"] != tensors[f"average/{scale}"]
+    assert_bit_equal(tensors[f"model/{scale}"], tensors["method/scale"])
     exported = [load_file(c.run_dir / "model.safetensors") for c in (unbroken, broken)]
     assert_bit_equal(*exported)
     assert exported[0]["head.weight"].shape == (10, 128)
@@ -84,11 +90,18 @@ def test_phases_start_anew_with_more_labeled_images(tiny: MakeConfig) -> None:
     fresh = {k: v.clone() for k, v in trainer.algorithm.student.state_dict().items()}
     before = trainer.setup.split
     own = len(before.labeled)
+    student = trainer.algorithm.student
     for step in range(12):
         if step == 10:
+            learned = {
+                k: v.clone()
+                for k, v in student.state_dict().items()
+                if k.startswith("method_parameters.")
+            }
+            assert len(learned) == 4
             trainer._begin_phase()
-            assert_bit_equal(dict(trainer.algorithm.student.state_dict()), fresh)
-            assert_bit_equal(dict(trainer.algorithm.average.state_dict()), fresh)
+            assert_bit_equal(dict(student.state_dict()), {**fresh, **learned})
+            assert_bit_equal(dict(trainer.algorithm.average.state_dict()), {**fresh, **learned})
         trainer.train_step()
     split, joined = trainer.split, trainer.split.pseudo_labeled
     assert len(split.labeled) == own + 4 and len(before.labeled) == own
