@@ -20,7 +20,7 @@ from simpro_fast.utils.provenance import PACKAGES, library_versions, version_of
 # Oldest drivers that run CUDA wheels of these majors (NVIDIA, CUDA compatibility guide).
 _OLDEST_DRIVER = {12: 525, 13: 580}
 # Reports of nvImageCodec on GPUs by version (NVIDIA/nvImageCodec issue 55).
-_CODEC_REPORTS = {
+_CODEC_REPORTS: dict[tuple[int, ...], str] = {
     (0, 9, 0): "is reported to fail or crash on GPUs where a region of a JPEG is decoded "
     "(here whole images are)",
 }

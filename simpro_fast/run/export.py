@@ -15,6 +15,7 @@ from torch import Tensor
 from simpro_fast.config import Config
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
+from simpro_fast.errors import OutputError, PeerError, UserError
 from simpro_fast.evaluation import Evaluation, many_medium_few
 from simpro_fast.inference.model_card import CARD, model_card
 from simpro_fast.inference.model_file import (
@@ -45,12 +46,13 @@ def peak_memory_mib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
-def unsaved_end(step: int) -> str:
-    """What a run says that ends without its last checkpoint."""
-    return (
+def unsaved_end(step: int, *, main: bool) -> UserError:
+    """What a run raises that ends without its last checkpoint."""
+    said = (
         f"trained to step {step}, but its checkpoint could not be saved (checkpoint.on_error="
         "continue); free some space and start again, which goes on from the last one that could"
     )
+    return OutputError(said) if main else PeerError(said, OutputError.exit_code)
 
 
 @dataclass(frozen=True)

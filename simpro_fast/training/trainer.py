@@ -20,7 +20,7 @@ from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.engine.optim import learning_rate
-from simpro_fast.errors import OutputError, PeerError, UserError
+from simpro_fast.errors import UserError
 from simpro_fast.evaluation import Evaluation, kl_divergence
 from simpro_fast.fault_tolerance.stop_requests import Preempted
 from simpro_fast.fault_tolerance.watchdog import Watchdog
@@ -244,7 +244,7 @@ class Trainer:
             self.loggers.close(self.step, finished=self._saved)
         self.ranks.barrier()
         if self.write and not self._saved:
-            raise (OutputError if self.ranks.is_main else PeerError)(unsaved_end(self.step))
+            raise unsaved_end(self.step, main=self.ranks.is_main)
         return summary
 
     def announce(self) -> None:
