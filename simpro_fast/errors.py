@@ -20,7 +20,11 @@ class UserError(ValueError):
 
 
 class PeerError(UserError):
-    """Another rank has failed and says why; this one has nothing to add."""
+    """Another rank has failed and says why; this one has nothing to add, and ends with its code."""
+
+    def __init__(self, message: object, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class ConfigError(UserError):

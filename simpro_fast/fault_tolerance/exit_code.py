@@ -66,7 +66,8 @@ def _explain(error: BaseException, watchdog: Watchdog) -> tuple[Failure, bool]:
         return peer or own, peer is None and not error.agreed
     if isinstance(error, PeerError) or is_lost_connection(error):
         peer = _peer(watchdog, NOTE_DELAY)
-        return peer or watchdog.failure("error", _lost(error, watchdog), 1), False
+        code = error.exit_code if isinstance(error, PeerError) else 1
+        return peer or watchdog.failure("error", _lost(error, watchdog), code), False
     if isinstance(error, UserError):
         return watchdog.failure("error", str(error), error.exit_code), True
     if isinstance(error, OSError):

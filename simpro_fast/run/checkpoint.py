@@ -17,7 +17,7 @@ import torch
 
 from simpro_fast.config.schema import CheckpointConfig
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.errors import ConfigError, PeerError, UserError
+from simpro_fast.errors import ConfigError, OutputError, PeerError, UserError
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.logs import FOUND_BY_ALL
 from simpro_fast.utils.regular_file import check_regular
@@ -53,15 +53,15 @@ def save_checkpoint(folder: Path, state: dict[str, Any], keep: int) -> Path:
     earlier checkpoints as they are.
 
     Raises:
-        UserError: the disk is full or the folder cannot be written.
+        OutputError: the disk is full or the folder cannot be written.
     """
     path = checkpoint_path(folder, state["step"])
     _remove(lambda: folder.glob(".step_*"))  # of killed writers
     try:
         with replacing(path) as file:
             torch.save({"format": FORMAT, **state}, file)
-    except UserError as error:
-        raise UserError(
+    except OutputError as error:
+        raise OutputError(
             f"cannot save checkpoint {error}; earlier checkpoints are kept. "
             "Start again to resume from the last of them"
         ) from None
@@ -100,7 +100,8 @@ def save_on_main(
         return True
     if config.on_error == "stop":
         step = state["step"]
-        raise refused or PeerError(f"rank 0 could not save the checkpoint of step {step}")
+        said = f"rank 0 could not save the checkpoint of step {step}"
+        raise refused or PeerError(said, OutputError.exit_code)
     if refused is not None:
         logger.warning("%s; training goes on (checkpoint.on_error=continue)", refused)
     return False

@@ -60,11 +60,13 @@ class RunLock:
                 act()
             except UserError as error:
                 refusal = error
-        told = self._ranks.gather_bytes(str(refusal or "").encode())[0]
+        said = "" if refusal is None else f"{refusal.exit_code} {refusal}"
+        told = self._ranks.gather_bytes(said.encode())[0].decode()
         if refusal is not None:
             raise refusal
         if told:
-            raise PeerError(told.decode())
+            code, _, why = told.partition(" ")
+            raise PeerError(why, int(code))
 
     def release(self) -> None:
         """Harmless without a lock. A run directory that stayed empty goes."""

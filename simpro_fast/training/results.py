@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from simpro_fast.data.splits.split import Split
+from simpro_fast.errors import OutputError, PeerError, UserError
 from simpro_fast.evaluation import Evaluation, kl_divergence, many_medium_few
 from simpro_fast.inference.model_card import CARD, model_card
 from simpro_fast.inference.model_file import (
@@ -37,12 +38,13 @@ from simpro_fast.utils.provenance import library_versions
 logger = logging.getLogger(__name__)
 
 
-def unsaved_end(step: int) -> str:
-    """What a run says that ends without its last checkpoint."""
-    return (
+def unsaved_end(step: int, *, main: bool) -> UserError:
+    """What a run raises that ends without its last checkpoint."""
+    said = (
         f"trained to step {step}, but its checkpoint could not be saved (checkpoint.on_error="
         "continue); free some space and start again, which goes on from the last one that could"
     )
+    return OutputError(said) if main else PeerError(said, OutputError.exit_code)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.engine.optim import learning_rate
-from simpro_fast.errors import OutputError, PeerError
 from simpro_fast.evaluation import Evaluation
 from simpro_fast.fault_tolerance.stop_requests import Preempted
 from simpro_fast.fault_tolerance.watchdog import Watchdog
@@ -409,7 +408,7 @@ class Trainer:
             self.loggers.close(self.step, finished=finished)
         # No barrier: what rank 0 writes may take longer than the others may wait in a collective.
         if not finished:
-            raise (OutputError if ranks.is_main else PeerError)(unsaved_end(self.step))
+            raise unsaved_end(self.step, main=ranks.is_main)
         return summary
 
     @contextmanager
