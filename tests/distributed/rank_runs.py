@@ -119,13 +119,3 @@ def mean_losses(results: list[dict[str, Any]]) -> torch.Tensor:
 
 def dump(config: Config) -> dict[str, Any]:
     return config.model_dump(mode="json")
-
-
-def assert_close(a: Any, b: Any, tolerance: float) -> None:
-    """Tensors within an absolute and relative tolerance, in dictionaries too; 0: bit-equal."""
-    if isinstance(a, torch.Tensor):
-        torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for key in a:
-            assert_close(a[key], b[key], tolerance)

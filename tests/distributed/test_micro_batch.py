@@ -22,7 +22,8 @@ from simpro_fast.models import build_model
 from simpro_fast.training import trainer
 from simpro_fast.training.micro_batch import split_batch
 from tests.distributed.gloo_ranks import run_ranks
-from tests.distributed.rank_runs import assert_close, dump, mean_losses, on_ranks, start, train
+from tests.distributed.rank_runs import dump, mean_losses, on_ranks, start, train
+from tests.equality import assert_close
 
 MakeConfig = Callable[..., Config]
 
@@ -38,9 +39,18 @@ def _group_norm(module: nn.Module) -> nn.Module:
     return module
 
 
-def _train_without_batch_norm(rank: int, world_size: int, *args: Any) -> dict[str, Any]:
+def _coarse_gradients(module: nn.Module) -> nn.Module:
+    """The network with gradients in steps of 2^-16, so that float32 sums of them are exact."""
+    for parameter in module.parameters():
+        parameter.register_hook(lambda gradient: (gradient * 2**16).round() / 2**16)
+    return module
+
+
+def _train_changed(
+    rank: int, world_size: int, change: Callable[[nn.Module], nn.Module], *args: Any
+) -> dict[str, Any]:
     def build(*arguments: Any, **named: Any) -> nn.Module:
-        return _group_norm(build_model(*arguments, **named))
+        return change(build_model(*arguments, **named))
 
     with mock.patch("simpro_fast.training.build.build_model", build):
         return train(rank, world_size, *args)
@@ -49,10 +59,10 @@ def _train_without_batch_norm(rank: int, world_size: int, *args: Any) -> dict[st
 def test_a_step_in_parts_is_the_step_of_the_whole_batch(tiny: MakeConfig) -> None:
     """float64, no batch norm: weights, momentum, average, counts, priors, losses of 6 steps."""
     changes = {"train.precision": "fp64", "train.ema_warmup": True, "optim.grad_clip": 1.0}
-    whole = on_ranks(1, _train_without_batch_norm, dump(tiny(changes)), 6)[0]
+    whole = on_ranks(1, _train_changed, _group_norm, dump(tiny(changes)), 6)[0]
     for engine, world_size, micro in (("plain", 1, 2), ("plain", 2, 1), ("deepspeed", 2, 2)):
         split = {**changes, "distributed.engine": engine, "distributed.micro_batch": micro}
-        parts = on_ranks(world_size, _train_without_batch_norm, dump(tiny(split)), 6)
+        parts = on_ranks(world_size, _train_changed, _group_norm, dump(tiny(split)), 6)
         assert_close(mean_losses(parts), whole["losses"], 1e-12)
         for key in ("model", "ema", "optimizer", "priors"):
             assert_close(parts[0][key], whole[key], 1e-12)
@@ -64,22 +74,24 @@ def test_a_step_in_parts_is_the_step_of_the_whole_batch(tiny: MakeConfig) -> Non
 
 
 def test_stages_agree_with_accumulation(tiny: MakeConfig) -> None:
-    """ZeRO 0, 1, 2 and the plain engine in fp32, with batch norm over micro-batches."""
-    changes = {"distributed.micro_batch": 2, "model.activation": "silu", "optim.lr": 0.01}
+    """ZeRO 0, 1, 2 and the plain engine, with batch norm over micro-batches: every bit.
+
+    ZeRO has no float64, and its stage 2 adds up ranks first and micro-batches then; the others the
+    other way round. So the gradients are such that their order does not matter.
+    """
     runs = []
     for engine, stage in (("plain", 0), ("deepspeed", 0), ("deepspeed", 1), ("deepspeed", 2)):
         distributed = {"distributed.engine": engine, "distributed.zero_stage": stage}
-        tree = dump(tiny({**changes, **distributed}))
-        runs.append(on_ranks(2, train, tree, 4)[0])
-    for run in runs[1:]:
-        for key in ("losses", "model", "ema", "optimizer"):
-            assert_close(run[key], runs[0][key], 1e-6)
+        tree = dump(tiny({"distributed.micro_batch": 2, **distributed}))
+        runs.append(on_ranks(2, _train_changed, _coarse_gradients, tree, 4)[0])
     # In the middle of everything a checkpoint: the sharded slots come back with accumulation too.
     for _ in range(2):
-        broken = on_ranks(2, train, tree, 2, build_loader, True)[0]
+        broken = on_ranks(2, _train_changed, _coarse_gradients, tree, 2, build_loader, True)[0]
     assert broken["start"] == 2
-    for key in ("model", "ema", "optimizer"):
-        assert_close(broken[key], runs[-1][key], 0.0)
+    broken["losses"] = torch.cat([runs[0]["losses"][:2], broken["losses"]])
+    for run in (*runs[1:], broken):
+        for key in ("losses", "model", "ema", "optimizer"):
+            assert_close(run[key], runs[0][key], 0.0)
 
 
 def _collectives(rank: int, world_size: int, tree: dict[str, Any]) -> list[list[tuple[int, str]]]:

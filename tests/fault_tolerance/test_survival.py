@@ -17,7 +17,8 @@ from simpro_fast.training.trainer import Trainer
 from tests.distributed.chaos import chaos_config, kill_repeatedly
 from tests.distributed.command_ranks import CommandRanks
 from tests.distributed.outcomes import Outcome, outcome
-from tests.distributed.rank_runs import assert_close, dump, on_ranks, start, train
+from tests.distributed.rank_runs import dump, on_ranks, start, train
+from tests.equality import assert_close
 
 MakeConfig = Callable[..., Config]
 

@@ -16,9 +16,9 @@ from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.training.step_graph import StepGraph
 from simpro_fast.training.trainer import Trainer
 from tests.conftest import ROOT
-from tests.distributed.rank_runs import assert_close, dump, on_ranks
+from tests.distributed.rank_runs import dump, on_ranks
 from tests.distributed.rank_runs import train as train_on_ranks
-from tests.equality import assert_bit_equal
+from tests.equality import assert_bit_equal, assert_close
 from tests.training.test_method_protocol import interrupted
 from tests.training.test_no_sync import READ, CountReads
 from tests.training.test_step_graph import RunAgain, weights
@@ -82,7 +82,9 @@ def test_step_reads_one_flag_also_in_micro_batches(tiny: MakeConfig, name: str) 
 
 @pytest.mark.parametrize("name", OURS)
 def test_replayed_steps_train_as_the_usual_ones(tiny: MakeConfig, name: str) -> None:
-    config = tiny(changes_of(name, **{"train.period": 6}))
+    """In float64, but for the rate and the decay, which a graph takes in float32."""
+    changes = {"train.period": 6, "train.precision": "fp64", "model.activation": "silu"}
+    config = tiny(changes_of(name, **changes))
     usual, graphed = (
         Trainer(config, start_ranks(config), make_loader=synthetic(), write=False) for _ in range(2)
     )

@@ -24,9 +24,9 @@ from simpro_fast.models import head_of
 from simpro_fast.run.resume import check_state
 from simpro_fast.training.trainer import Trainer
 from tests.conftest import ROOT
-from tests.distributed.rank_runs import assert_close, dump, on_ranks
+from tests.distributed.rank_runs import dump, on_ranks
 from tests.distributed.rank_runs import train as train_on_ranks
-from tests.equality import assert_bit_equal
+from tests.equality import assert_bit_equal, assert_close
 from tests.methods.toy_methods import Greedy
 from tests.training.test_trainer import final_state, rows, train
 
