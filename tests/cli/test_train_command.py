@@ -80,6 +80,7 @@ def test_two_ranks_through_the_launcher(
     train_command: Run, config_file: Path, tmp_path: Path
 ) -> None:
     options = ["distributed.engine=deepspeed", "train.steps=2", "train.period=1"]
+    options.append("train.precision=fp64")
     done = train_command(
         "--config",
         str(config_file),
@@ -93,7 +94,7 @@ def test_two_ranks_through_the_launcher(
     alone = train_command("--config", str(config_file), *options, "name=one")
     assert alone.returncode == 0, alone.stderr
     first = [metrics(tmp_path, name)[0]["loss"] for name in ("one", "two")]
-    assert first[1] == pytest.approx(first[0], rel=1e-5)
+    assert first[1] == pytest.approx(first[0], rel=1e-12)
 
 
 def test_second_start_says_that_the_run_is_finished(train_command: Run, config_file: Path) -> None:

@@ -30,56 +30,43 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-def _assert_same_run(found: list[dict[str, Any]], one: dict[str, Any], tolerance: float) -> None:
-    assert_close(mean_losses(found), one["losses"], tolerance)
+def _assert_same_run(found: list[dict[str, Any]], one: dict[str, Any]) -> None:
+    assert_close(mean_losses(found), one["losses"], 1e-10)
     for key in ("priors", "kl"):
-        assert_close(found[0][key], one[key], tolerance)
+        assert_close(found[0][key], one[key], 1e-10)
     assert all(rank["equal"] for rank in found)
 
 
 @pytest.mark.parametrize(("steps", "world_sizes"), [(20, (2,)), slow(50, (2, 4))])
 def test_many_steps(tiny: MakeConfig, steps: int, world_sizes: tuple[int, ...]) -> None:
-    """fp32, smooth activation, brighter images on the last ranks, five updates of the priors."""
-    changes = {"model.activation": "silu", "optim.lr": 0.02, "train.steps": 100}
-    tree = dump(tiny({**changes, "train.period": steps // 5}))
+    """Brighter images on the last ranks, five updates of the priors."""
+    changes = {"train.precision": "fp64", "model.activation": "silu", "optim.lr": 0.02}
+    tree = dump(tiny({**changes, "train.steps": 100, "train.period": steps // 5}))
     (one,) = on_ranks(1, curves, tree, steps, HalfBrighter)
     assert one["losses"].isfinite().all() and one["kl"][-1] != one["kl"][0]
     for world_size in world_sizes:
         found = on_ranks(world_size, curves, tree, steps, HalfBrighter)
         assert (found[0]["losses"] - found[-1]["losses"]).abs().max() > 0.01
-        _assert_same_run(found, one, 1e-5)
+        _assert_same_run(found, one)
 
 
-@pytest.mark.parametrize(
-    ("precision", "world_sizes"),
-    [("fp64", (2,)), ("fp32", (2,)), slow("fp64", (4,)), slow("fp32", (4,))],
-)
-def test_wide_resnet(tiny: MakeConfig, precision: str, world_sizes: tuple[int, ...]) -> None:
-    """float64: three steps with an update of the priors; fp32: two, before kinks flip."""
-    changes = {"model.name": "wrn_28_2", "train.period": 2, "train.precision": precision}
+@pytest.mark.parametrize("world_size", [2, slow(4)])
+def test_wide_resnet(tiny: MakeConfig, world_size: int) -> None:
+    """Three steps with an update of the priors."""
+    changes = {"model.name": "wrn_28_2", "train.period": 2, "train.precision": "fp64"}
     tree = dump(tiny({**REAL_NETS, **changes}))
-    steps, tolerance = (3, 1e-10) if precision == "fp64" else (2, 1e-5)
-    (one,) = on_ranks(1, curves, tree, steps, HalfBrighter)
+    (one,) = on_ranks(1, curves, tree, 3, HalfBrighter)
     assert one["losses"].isfinite().all() and one["priors"][0, 3].sum() > 0
-    for world_size in world_sizes:
-        _assert_same_run(on_ranks(world_size, curves, tree, steps, HalfBrighter), one, tolerance)
+    _assert_same_run(on_ranks(world_size, curves, tree, 3, HalfBrighter), one)
 
 
-@pytest.mark.parametrize(
-    ("precision", "batch", "steps", "tolerance", "world_size"),
-    [("fp32", 16, 1, 1e-5, 2), slow("fp64", 8, 2, 1e-10, 4)],
-)
+@pytest.mark.parametrize(("batch", "steps", "world_size"), [(4, 1, 2), slow(8, 2, 4)])
 def test_resnet50_through_deepspeed(
-    tiny: MakeConfig, precision: str, batch: int, steps: int, tolerance: float, world_size: int
+    tiny: MakeConfig, batch: int, steps: int, world_size: int
 ) -> None:
-    """float64: two steps, an update of the priors after each. fp32: the first loss only.
-
-    A fresh ResNet-50 is too close to its kinks for more: its gradient in fp32 has a relative error
-    of 1e-2 on a single rank as well, with torch's own batch norm (5e-5 with SiLU in its place).
-    """
+    """With an update of the priors after each step."""
     changes = {**REAL_NETS, "model.name": "resnet50", "distributed.engine": "deepspeed"}
-    more = {"train.period": 1, "train.precision": precision, "data.batch_size": batch}
+    more = {"train.period": 1, "train.precision": "fp64", "data.batch_size": batch}
     tree = dump(tiny({**changes, **more}))
     (one,) = on_ranks(1, curves, tree, steps, HalfBrighter)
-    found = on_ranks(world_size, curves, tree, steps, HalfBrighter)
-    _assert_same_run(found, one, tolerance)
+    _assert_same_run(on_ranks(world_size, curves, tree, steps, HalfBrighter), one)
