@@ -46,16 +46,6 @@ def assert_close(a: Any, b: Any, tolerance: float) -> None:
             assert_close(a[key], b[key], tolerance)
 
 
-def assert_close(a: Any, b: Any, tolerance: float) -> None:
-    """Tensors within an absolute and relative tolerance, in dictionaries too; 0: bit-equal."""
-    if isinstance(a, torch.Tensor):
-        torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
-    elif isinstance(a, dict):
-        assert a.keys() == b.keys()
-        for key in a:
-            assert_close(a[key], b[key], tolerance)
-
-
 def assert_bit_equal(a: Any, b: Any, where: str = "") -> None:
     """Types, keys, dtypes and every bit of nested dictionaries of tensors and plain values."""
     assert type(a) is type(b), where
