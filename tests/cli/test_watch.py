@@ -26,7 +26,7 @@ from simpro_fast.fault_tolerance.heartbeat import Heartbeats
 from simpro_fast.run.live import SILENT_SECONDS
 from simpro_fast.run.lock import lock_path
 from tests import processes
-from tests.conftest import ROOT, TINY, TRAIN
+from tests.conftest import COMMAND, TINY, TRAIN
 from tests.processes import PATIENCE
 from tests.report.small_runs import make_summary
 
@@ -210,9 +210,8 @@ def test_live_until_the_run_ends(tmp_path: Path) -> None:
         assert training.exitcode is None and time.monotonic() < deadline
         time.sleep(0.05)
     screen = Screen()
-    command = [str(folder), "--interval", "0.2"]
-    script = str(ROOT / "launch" / "watch.py")
-    watching = processes.start(on_terminal, screen.name, script, command)
+    command = ["watch", str(folder), "--interval", "0.2"]
+    watching = processes.start(on_terminal, screen.name, COMMAND, command)
     screen.wait_for("tiny seed 1, SimPro: running")
     screen.wait_for("ranks: 1 of 1 live")
     os.kill(int(training.pid or 0), signal.SIGTERM)
@@ -223,6 +222,6 @@ def test_live_until_the_run_ends(tmp_path: Path) -> None:
 
 
 def test_output_that_is_no_terminal_is_plain(run: Config) -> None:
-    done = processes.run(processes.script, str(ROOT / "launch" / "watch.py"), [str(run.run_dir)])
+    done = processes.run(processes.script, COMMAND, ["watch", str(run.run_dir)])
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout and done.stdout.startswith("tiny seed 1, SimPro: stale")
