@@ -70,7 +70,7 @@ class Parts:
         self.current = "other"
         for part, owner, name in (
             ("data", trainer.loader, "next"),
-            ("forward", trainer, "inputs"),
+            ("forward", trainer.algorithm.engine, "forward"),
             ("method", trainer.algorithm.method, "forward"),
             ("guard", trainer.guard, "watch"),
             ("backward", trainer.algorithm.engine, "backward"),

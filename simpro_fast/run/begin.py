@@ -45,6 +45,8 @@ def begin_run(
             run.go_on(config, ranks, facts, checkpoint, step, unfinished=unfinished)
         save_split(split, run.path, dataset)
         fresh = checkpoint is None
-        loggers = start_loggers(config, run.path, dataset.class_names, step, fresh=fresh)
+        loggers = start_loggers(
+            config, run.path, dataset.class_names, step - unfinished, fresh=fresh
+        )
     ranks.barrier()
     return loggers

@@ -112,7 +112,7 @@ class RunDirectory:
             logger.warning(
                 "%s is missing: its rows up to step %d are lost, it begins anew after that",
                 self.metrics,
-                step,
+                step - unfinished,
             )
         self._cut(step, rows_to=step - unfinished)
 
@@ -149,6 +149,16 @@ class RunDirectory:
             logger.warning("%s; training goes on (checkpoint.on_error=continue)", refusal)
             return
         self._unwritten.clear()
+
+    def row_of(self, step: int) -> dict[str, Any] | None:
+        """The row of metrics of this step, if it has been written whole."""
+        if self.metrics.is_file():
+            for line in self.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
+                with suppress(UserError):
+                    row = metrics_row(line, self.metrics)
+                    if row["step"] == step:
+                        return row
+        return None
 
     def describe_bad_step(self, path: Path | None, draws: Callable[[], dict[str, Any]]) -> str:
         """What helps after a loss that is not finite; leaves the draws of its batch in `path`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -121,6 +122,7 @@ class Trainer:
             load = self.load_state_dict
             checkpoint = load_state(found, load, config, self.fingerprint, ranks)
             self._saved_step = self.step
+            self._forget_row_that_is_written()
         self._follow_split(self.split)
         if write:
             self.loggers = begin_run(
@@ -138,6 +140,16 @@ class Trainer:
         self.progress = build_progress(
             config.log.progress, config.train.steps, self.setup.views_per_step, main=ranks.is_main
         )
+
+    def _forget_row_that_is_written(self) -> None:
+        """A checkpoint is saved before the evaluation, which an earlier start may have finished."""
+        ranks = self.setup.ranks
+        mine = self.run.row_of(self.step) if ranks.is_main and self.row is not None else None
+        row = json.loads(ranks.gather_bytes(json.dumps(mine).encode())[0])
+        if row is not None:
+            self.row = None
+            if row.get("top1") is not None:
+                self.history.top1.append(row["top1"])
 
     def train_step(self) -> None:
         """Draw the batch of this step and train on it; see `Step.step`."""

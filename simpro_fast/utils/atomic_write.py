@@ -158,7 +158,9 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error})") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} is damaged (a JSON object is missing)")

@@ -98,7 +98,6 @@ def test_no_verb_imports_what_a_run_names(
         "export": (network, ["export", place, "--hub", "hub"]),
         "train": (2, train_tiny),
         "resume": (2, [*train_tiny, f"checkpoint.resume={run}/checkpoints"]),
-        "table": (2 if finished else 0, ["table", "tiny.yaml", "--print-commands"]),
     }
     for what, (code, words) in commands.items():
         ended = main(words)

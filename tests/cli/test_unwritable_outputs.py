@@ -24,7 +24,6 @@ VERBS = {
     "pseudo": "RUN --output OUT/pseudo.csv --queue 3",
     "export": "RUN --hub OUT/hub",
     "prepare": "--labeled PHOTOS/labeled --unlabeled PHOTOS/unlabeled --output OUT/prepared",
-    "table": "digits_lt/reversed --output OUT/table",
 }
 
 
@@ -57,7 +56,6 @@ def largest_file(size: int) -> Iterator[None]:
 
 IN_THE_WAY, FULL, LATER = "a file in the way", "full", "full in the middle"
 CASES = [(verb, trouble) for trouble in (IN_THE_WAY, FULL, LATER) for verb in VERBS]
-CASES.remove(("table", LATER))  # it trains first, into folders of the runs
 
 
 @pytest.mark.parametrize(("verb", "trouble"), CASES)

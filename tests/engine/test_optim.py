@@ -125,7 +125,9 @@ def start_engine(tiny, engine: str, stage: int, scale: float) -> Engine:
 def loss_of(forward, step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(step)
     images = torch.randn(6, 3, 16, 16, generator=generator)
-    return (forward(images)[0] * torch.randn(6, 3, generator=generator)).mean()
+    output = forward(images)
+    logits = output[0] if isinstance(output, tuple) else output
+    return (logits * torch.randn(6, 3, generator=generator)).mean()
 
 
 def take_steps(engine: Engine, steps: range) -> None:

@@ -223,7 +223,7 @@ def _fill_disk_for_a_while(rank: int) -> None:
     original = Trainer.train_step
 
     def train_step(self: Trainer) -> None:
-        filler = self.config.output_dir / "filler"
+        filler = self.setup.config.output_dir / "filler"
         if rank == 0 and self.step == 7:
             with filler.open("wb", buffering=0) as file, suppress(OSError):
                 while file.write(bytes(4096)):

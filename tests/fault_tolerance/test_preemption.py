@@ -90,14 +90,14 @@ def test_a_forked_child_keeps_its_signals_to_itself() -> None:
 
 
 def _term_in_set_up(rank: int) -> None:
-    original = module.build_loader_for
+    original = module.build_run_loader
 
     def build(*arguments: Any, **options: Any) -> Any:
         if rank == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return original(*arguments, **options)
 
-    module.build_loader_for = build
+    module.build_run_loader = build
 
 
 def test_before_the_first_step_there_is_nothing_to_save(tiny: MakeConfig, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_a_damaged_shard_is_one_item_and_the_others_go_on(heap: Path) -> None:
     [
         (["nothing.jpg"], UserError, "nothing.jpg: does not exist"),
         (["heap/*.bmp"], UserError, "nothing matches"),
-        (["s3://bucket/heap"], UserError, "addresses are not read"),
+        (["s3://bucket/heap"], ConfigError, "mount or copy it"),
         (["-", "-"], ConfigError, "read once"),
         (["heap/notes.txt"], ConfigError, "- < heap/notes.txt"),
         (["old.tar.gz"], UserError, "compressed"),

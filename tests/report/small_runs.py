@@ -14,7 +14,7 @@ from simpro_fast.report.runs import Run
 
 
 def make_summary(num_classes: int = 4, method: str = "simpro", **values: Any) -> dict[str, Any]:
-    counts = np.array([100 * 2**k for k in range(num_classes)], dtype=object)
+    counts = np.array([100 * 2 ** min(k, 40) for k in range(num_classes)], dtype=object)
     truth = [float(c / counts.sum()) for c in counts]
     estimate = truth[::-1] if method == "fixmatch" else truth
     summary = {

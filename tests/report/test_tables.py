@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,10 @@ def runs(tmp_path: Path) -> Path:
     begun = tmp_path / "begun/seed1"
     begun.mkdir(parents=True)
     (begun / "config.yaml").write_text(dump_config(paper))
-    (begun / "split.json").write_text('{"class_names": ["a"], "labeled_counts": [1]}')
+    split = {"dataset": "x", "class_names": ["a"], "overlap": False, "hash": "0" * 64}
+    split |= {f"num_{name}": 1 for name in ("labeled", "unlabeled", "test")}
+    split |= {f"{name}_counts": [1] for name in ("labeled", "unlabeled", "test")}
+    (begun / "split.json").write_text(json.dumps(split))
     return tmp_path
 
 

@@ -101,7 +101,7 @@ def test_two_runs_in_one_process_leave_nothing_behind(
     )
     for run in (first, second):
         assert run.summary["steps"] == 12 and [row["step"] for row in run.metrics] == [5, 10, 12]
-        label = run.algorithm.student.predict(np.zeros((16, 16, 3), np.uint8))[0].label
+        label = run.model.predict(np.zeros((16, 16, 3), np.uint8))[0].label
         assert label in run.summary["class_names"]
         assert str(run.path) in repr(run) and len(repr(run)) < 300
     # The same training as by the command: here a Config, and the trainer by hand.
@@ -122,8 +122,12 @@ def test_ctrl_c_in_a_cell_goes_on_from_the_last_checkpoint(
         step(self)
 
     monkeypatch.setattr(Trainer, "train_step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        simpro_fast.train(tree)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            simpro_fast.train(tree)
+    finally:
+        signal.signal(signal.SIGINT, before)
     monkeypatch.undo()
     capsys.readouterr()
     run = simpro_fast.train(tree)

@@ -18,7 +18,7 @@ from simpro_fast.config.methods import METHODS
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.splits.split import PseudoLabeled
 from simpro_fast.distributed.process_group import start_ranks
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.errors import ConfigError
 from simpro_fast.evaluation import network_input
 from simpro_fast.inference.model import load_model
 from simpro_fast.methods import Method, register_method
@@ -283,8 +283,7 @@ def test_checkpoint_imports_nothing(tiny: MakeConfig, tutorial_module: Path) -> 
     train(tiny())
     state = final_state(tiny())
     state["config"]["method"]["name"] = "my_methods.Aligned"
-    with pytest.raises(UserError, match=r"my_methods\.Aligned' is not one of"):
-        check_state(tutorial_module, state)
+    check_state(tutorial_module, state)
     assert "my_methods" not in sys.modules
 
 

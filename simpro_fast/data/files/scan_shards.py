@@ -18,13 +18,12 @@ from simpro_fast.data.files.manifest import Row
 from simpro_fast.data.files.skipped import FURTHER, HIDDEN, LONELY, NO_IMAGE, Ignored
 from simpro_fast.data.files.tar_index import FILE, FOLDER, Entry, Member, compressed, tar_entries
 from simpro_fast.errors import UserError
+from simpro_fast.utils.local_files import remote
 from simpro_fast.utils.names import nfc
 
 _LABELS = ("cls", "txt")
 _LONGEST_LABEL = 200
 _COMPRESSED_NAME = re.compile(r"\.(?:tar\.(gz|bz2|xz|zst)|t(gz|bz2|xz))$", re.IGNORECASE)
-_REMOTE = re.compile(r"^(?:[a-z][a-z0-9+.-]*:/|pipe:)", re.IGNORECASE)
-_MERGED = re.compile(r"(?<=:)/+")
 """Where `Path` made one slash of an address's two."""
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -71,11 +70,8 @@ def expand(root: Path) -> list[str]:
 
 def refuse_address(text: str) -> None:
     """Raise `UserError` for an address on another machine."""
-    if _REMOTE.match(text):
-        raise UserError(
-            f"{_MERGED.sub('//', text)}: addresses are not read, only files; copy it to this "
-            "machine or mount its store, and give the path there"
-        )
+    if why := remote(text):
+        raise UserError(why)
 
 
 def braces(text: str) -> Iterator[str]:
