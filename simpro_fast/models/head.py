@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from simpro_fast.errors import ConfigError
+from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.models.layers import NormAct
 
 
@@ -36,7 +36,16 @@ class MethodParameters(nn.ParameterDict):
 
 
 def adopt_parameters(network: nn.Module, method: nn.Module) -> None:
-    """Let the network hold the method's parameters too, the same tensors; frozen ones stay out."""
+    """Let the network hold the method's parameters too, the same tensors; frozen ones stay out.
+
+    Raises:
+        UserError: a parameter is a scalar [], which DeepSpeed does not take.
+    """
+    for name, parameter in method.named_parameters():
+        if parameter.requires_grad and not parameter.dim():
+            raise UserError(
+                f"{type(method).__name__}: its parameter {name} has the shape []; give it [1]"
+            )
     own = {n.replace(".", "/"): p for n, p in method.named_parameters() if p.requires_grad}
     if own:
         network.add_module(METHOD_PREFIX[:-1], MethodParameters(own))

@@ -55,7 +55,7 @@ class Greedy(Method):
         self.register_buffer("drawn", torch.zeros(3, dtype=torch.float64))
         self.seen = torch.zeros(3, dtype=torch.float64)
         self._step: list[tuple[Tensor, Tensor]] = []
-        self.scale = nn.Parameter(torch.ones(()))
+        self.scale = nn.Parameter(torch.ones(1))
         self.projection = nn.Linear(setting.features, 3)
         self.late = nn.Parameter(torch.ones(2))  # without gradient in the first phase
         self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
