@@ -46,7 +46,7 @@ def verb(body: Body) -> Body:
             except Exception as error:
                 if seen:  # a library has made an error of its own of it
                     return _say(WHOLE, INTERRUPTED)
-                return _explained(error)
+                return explained(error)
 
     return main
 
@@ -73,10 +73,17 @@ def _interrupts() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _explained(error: Exception) -> int:
-    """The line and the exit code of what a user can cure; anything else is raised again."""
+def explained(error: Exception, where: str = "") -> int:
+    """Say in one line what a user can cure; anything else is raised again.
+
+    Args:
+        where: follows the word "error", such as " [rank 3]".
+
+    Returns:
+        the exit code.
+    """
     if isinstance(error, UserError):
-        return _say(f"error: {error}", error.exit_code)
+        return _say(f"error{where}: {error}", error.exit_code)
     if isinstance(error, BrokenPipeError):
         return reader_gone()
     if isinstance(error, OSError):

@@ -6,13 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from simpro_fast.cli.ending import DONE, FAILED, INTERRUPTED, reader_gone
+from simpro_fast.cli.ending import DONE, INTERRUPTED, explained
 from simpro_fast.cli.key_hints import key_lines
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.cli.sweep import add_sweep_flags, launcher_of, members_of, wants_sweep
 from simpro_fast.config import dump_config, load_config
 from simpro_fast.errors import ConfigError, PeerError, UserError
-from simpro_fast.printable import show
 
 DESCRIPTION = """\
 Train SimPro, or a method to compare it with: in this process, or on many devices under deepspeed or
@@ -91,16 +90,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run_training(config, dry_run=options.dry_run)
     except UserError as error:
         # The ranks of a host read the same command line and files, so one of them speaks for all.
-        silent = isinstance(error, PeerError) or (isinstance(error, ConfigError) and local_rank)
-        if not silent:
-            where = f" [rank {rank}]" if many else ""
-            show(f"error{where}: {error}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:
-        return reader_gone()
+        if isinstance(error, PeerError) or (isinstance(error, ConfigError) and local_rank):
+            return error.exit_code
+        return explained(error, f" [rank {rank}]" if many else "")
     except OSError as error:
-        show(f"error: {error}; check the path, its permissions and free space", file=sys.stderr)
-        return FAILED
+        return explained(error)
     except KeyboardInterrupt:
         print("interrupted; start again to resume from the last checkpoint", file=sys.stderr)
         return INTERRUPTED

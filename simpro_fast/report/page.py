@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -79,7 +80,7 @@ def content(
         "title": title,
         "written": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "several": several,
-        "notes": list(notes),
+        "notes": [_without_folders(note) for note in notes],
         "together": figures.together,
         "summary": _summary_table(groups),
         "states": [state for group in groups for state in _states(group)],
@@ -263,7 +264,7 @@ def _mistakes(mistakes: Mistakes | None, names: Sequence[str]) -> list[dict[str,
 def _run(run: Run) -> dict[str, Any]:
     """Machine and versions of one run."""
     summary, environment = run.summary, run.environment
-    facts = {"folder": str(run.path), "state": run.state or "finished"}
+    facts = {"folder": run.path.resolve().name, "state": run.state or "finished"}
     facts["method"] = METHOD_TITLES.get(summary["method"], str(summary["method"]))
     if summary.get("seconds") is not None:
         facts["wall time"] = duration(summary["seconds"])
@@ -272,7 +273,7 @@ def _run(run: Run) -> dict[str, Any]:
         if value is not None:
             facts[key.replace("_", " ").replace("world size", "ranks")] = str(value)
     if command := environment.get("command"):
-        facts["command"] = " ".join(map(str, command))
+        facts["command"] = " ".join(_without_folders(str(word)) for word in command)
     for key, value in (environment.get("versions") or {}).items():
         facts[str(key)] = str(value)
     split = run.split.get("hash") or environment.get("split")
@@ -289,8 +290,19 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, dict):
             found |= _flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = "null" if value is None else str(value)
+            found[f"{prefix}{key}"] = _value(value)
     return found
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return "null" if value is None else _without_folders(str(value))
+
+
+def _without_folders(text: str) -> str:
+    """Only the last name of absolute paths: the page is mailed, and tells nothing of a machine."""
+    return re.sub(r"(^|[=,:\[\s'\"])~?/(?:[^/,;:\]\"]*/)*", r"\1", text)
 
 
 def _differing(groups: Sequence[Group]) -> Table | None:

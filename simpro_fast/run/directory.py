@@ -61,6 +61,10 @@ class RunDirectory:
         names = {p.name for p in self.path.iterdir()} if self.path.exists() else set()
         return names <= set(FOLDERS)
 
+    def owns(self, checkpoint: Path) -> bool:
+        """Whether it lies here; one of another run says nothing of this one's files."""
+        return checkpoint.resolve().parent == self.checkpoints.resolve()
+
     def read_summary(self) -> dict[str, Any] | None:
         """The summary of a finished run, or None; a damaged one is named and counts as none."""
         if not self.summary.is_file():
@@ -106,9 +110,7 @@ class RunDirectory:
         """
         logger.info("resumed from %s at step %d", checkpoint, step)
         self._describe(config, ranks, facts)
-        own = checkpoint.resolve().parent == self.checkpoints.resolve()
-        # Another run's rows never were here.
-        if own and step >= config.train.period and not self.metrics.is_file():
+        if self.owns(checkpoint) and step >= config.train.period and not self.metrics.is_file():
             logger.warning(
                 "%s is missing: its rows up to step %d are lost, it begins anew after that",
                 self.metrics,

@@ -121,8 +121,9 @@ class Trainer:
         if found is not None:
             load = self.load_state_dict
             checkpoint = load_state(found, load, config, self.fingerprint, ranks)
-            self._saved_step = self.step
-            self._forget_row_that_is_written()
+            if self.run.owns(checkpoint):
+                self._saved_step = self.step
+                self._forget_row_that_is_written()
         self._follow_split(self.split)
         if write:
             self.loggers = begin_run(
@@ -190,6 +191,8 @@ class Trainer:
         self.progress.begin(self.step)
         watchdog.begin(self.step)
         with closing(self.progress), self._explained(), step_profiler(trace) as profiler:
+            if self.step and self._saved_step is None:
+                self.save()  # it goes on from another run's checkpoint
             if self.row is not None:
                 self._finish_period()
             while self.step < config.train.steps:

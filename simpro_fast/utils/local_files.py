@@ -61,8 +61,9 @@ def patiently(read: Callable[[], T]) -> T:
 def remote(path: str) -> str | None:
     """What to do about a path that is none of this machine, such as s3://bucket; None where it is.
 
-    Also as `pathlib` writes it, with one slash.
+    Also as `pathlib` writes it, with one slash; the message has both.
     """
     if _REMOTE.match(path) is None or os.path.lexists(path):
         return None
+    path = re.sub(r"^([^:/]+):/+", r"\1://", path)
     return f"{path}: only files of this machine are read; mount or copy it, and give that folder"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,15 @@ def test_the_gpu_check_runs_on_a_cpu(tmp_path: Path) -> None:
     assert (tmp_path / "log.txt").read_text(encoding="utf-8").startswith("== machine")
     rows = steps_of(tmp_path / "step.csv")
     assert [row["part"] for row in rows] == ["train", "data", "full", "train"]
+
+
+def test_the_gpu_check_names_tests_that_exist() -> None:
+    text = (ROOT / "bench/gpu_check.sh").read_text(encoding="utf-8")
+    named = re.findall(r"(tests/[\w/.]+)(?:::(\w+))?", text)
+    assert len(named) > 5
+    for path, test in named:
+        assert (ROOT / path).exists(), path
+        assert not test or f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), test
 
 
 def test_the_gpu_check_runs_one_part_with_packages_from_a_folder(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from simpro_fast.engine.optim import (
     param_groups,
     set_learning_rate,
 )
-from simpro_fast.errors import ConfigError
+from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.models import build_model, convert_sync_batch_norm, head_of
+from simpro_fast.models.head import adopt_parameters
 from simpro_fast.training.setup import build_engine
 
 
@@ -259,3 +260,37 @@ def test_warmup_is_linear_and_the_schedule_covers_the_rest():
     assert rates[8] == pytest.approx(0.5) and rates[12] == pytest.approx(0.0)
     with pytest.raises(ConfigError, match=r"warmup_steps=4 must be smaller than train\.steps=4"):
         learning_rate(optim, 0, 4)
+
+
+class Learned(nn.Module):
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(shape))
+        self.projection = nn.Linear(4, 2)
+        self.frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.1, 0.0])
+def test_parameters_of_a_method_learn_at_the_rate_of_the_head(scale):
+    model, method = build_model(ModelConfig(name="small_cnn"), 3, 8), Learned(1)
+    head = head_of(model)
+    adopt_parameters(model, method)
+    assert head_of(model) is head
+    optimizer = build_optimizer(OptimConfig(backbone_lr_scale=scale, weight_decay=0.1), model)
+    found = {
+        name: (group["lr_scale"], group["weight_decay"])
+        for group in optimizer.param_groups
+        for name in names(model, group)
+    }
+    own = {name.removeprefix("method_parameters."): v for name, v in found.items() if "/" in name}
+    assert own == {"projection/weight": (1.0, 0.1), "projection/bias": (1.0, 0.0)}
+    assert found["method_parameters.temperature"] == (1.0, 0.0)
+    assert "method_parameters.frozen" not in found
+    # The same tensors: what the optimizer moves, the method computes with.
+    assert model.method_parameters["temperature"] is method.temperature
+
+
+def test_a_parameter_of_a_method_has_a_dimension():
+    model = build_model(ModelConfig(name="small_cnn"), 3, 8)
+    with pytest.raises(UserError, match=r"Learned: its parameter temperature .*\[1\]"):
+        adopt_parameters(model, Learned())

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from simpro_fast.config import Config, load_config
 from simpro_fast.config.methods import METHODS
 from simpro_fast.data.loader import build_loader
 from simpro_fast.distributed.process_group import start_ranks
+from simpro_fast.training.step import with_uniforms
 from simpro_fast.training.step_graph import StepGraph
 from simpro_fast.training.trainer import Trainer
 from tests.conftest import ROOT
@@ -142,3 +145,23 @@ def test_classes_without_labels_are_harmless(tiny: MakeConfig, name: str) -> Non
     for row in rows(config):
         assert math.isfinite(row["loss"]) and min(row["pi_u"]) >= 0
     assert all(t.isfinite().all() for t in by_part(final_state(config))["average"].values())
+
+
+def test_simpro_compiles_for_a_gpu(tiny: MakeConfig) -> None:
+    """As one graph, also what only CUDA tensors take: these are fake."""
+    config = tiny({"method.impl": "triton"})
+    trainer = Trainer(config, start_ranks(config), make_loader=synthetic(), write=False)
+    method, given = trainer.algorithm.method, dict[str, Any]()
+    hook = method.register_forward_pre_hook(
+        lambda _, __, kwargs: given.update(kwargs), with_kwargs=True
+    )
+    trainer.algorithm.step(with_uniforms(trainer.loader.next(0), trainer.setup), 0.0, 0.0)
+    hook.remove()
+    trainer.close()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = {k: v.detach().to("cuda").requires_grad_(v.requires_grad) for k, v in given.items()}
+        method.to("cuda")
+        torch._dynamo.reset()
+        graph, _ = torch._dynamo.export(lambda: vars(method(**fake)))()
+    called = [str(node.target) for node in graph.graph.nodes]
+    assert any(target.startswith("simpro_kernels.") for target in called), called

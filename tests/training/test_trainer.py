@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,6 +20,7 @@ from simpro_fast.data.batch import Batch, rank_layout
 from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
 from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.fault_tolerance.stop_requests import Preempted
 from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.run.resume import is_finished
 from simpro_fast.training.step_guard import NonFiniteLossError
@@ -148,6 +150,24 @@ def test_resume_from_an_older_checkpoint_puts_the_later_ones_aside(tiny: MakeCon
     again = Trainer(config, start_ranks(config))
     again.close()
     assert again.step == 7
+
+
+def test_a_run_from_another_runs_checkpoint_has_checkpoints_of_its_own(tiny: MakeConfig) -> None:
+    """Also where it is stopped before its first step, and where nothing is left to train."""
+    whole = tiny({"name": "whole"})
+    train(whole)
+    source = str(list_checkpoints(whole.run_dir / "checkpoints")[0])
+    stopped = tiny({"name": "stopped", "checkpoint.resume": source, "train.steps": 20})
+    trainer = Trainer(stopped, start_ranks(stopped))
+    trainer.guard.asked_to_stop = lambda: True  # type: ignore[method-assign]
+    trainer.row = {"step": 12}  # its evaluation is the first work
+    with pytest.raises(Preempted) as stop:
+        trainer._look_for_a_stop()
+    trainer.close()
+    assert stop.value.saved_step == 12 == final_state(stopped)["step"]
+    ended = tiny({"name": "ended", "checkpoint.resume": source})
+    assert train(ended)["steps"] == 12
+    assert final_state(ended)["step"] == 12 and (ended.run_dir / "summary.json").is_file()
 
 
 def test_counts_are_stored_once_and_come_back(tiny: MakeConfig) -> None:
@@ -284,6 +304,21 @@ def test_changed_data_is_refused(tiny: MakeConfig, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "load_dataset", other)
     with pytest.raises(UserError, match="trained on another data"):
         train(tiny({"train.steps": 20}))
+
+
+def test_another_split_under_the_same_configuration_is_refused(
+    tiny: MakeConfig, tmp_path: Path
+) -> None:
+    first = tiny({"name": "first"})
+    train(first)
+    split = dict(np.load(first.run_dir / "split.npz"))
+    file = tmp_path / "lists.npz"
+    config = tiny({"data.split_file": str(file)})
+    np.savez(file, **split)
+    train(config)
+    np.savez(file, **{**split, "unlabeled": split["unlabeled"][1:]})
+    with pytest.raises(UserError, match="trained on another split"):
+        train(tiny({"data.split_file": str(file), "train.steps": 20}))
 
 
 def synthetic(poison_step: int | None = None) -> Callable[..., SyntheticLoader]:

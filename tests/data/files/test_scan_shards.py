@@ -128,7 +128,7 @@ def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "needs a plain .tar: decompress it" in refusal(lambda: expand(tmp_path / "x.tgz"))
     for url in ("https://host/x.tar", "s3://bucket/{0..9}.tar", "gs://b/x", "pipe:cat x.tar"):
         said = refusal(lambda url=url: expand(Path(url)))  # type: ignore[misc]
-        assert said.startswith(f"{url}: ") and "copy it to this machine or mount" in said
+        assert said.startswith(f"{url}: ") and "mount or copy it" in said
 
 
 def shards(root: Path, target: Path) -> tuple[Manifest, Ignored]:
