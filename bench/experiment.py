@@ -8,11 +8,10 @@
     python bench/experiment.py fashion_mnist_lt --commit            # git commit after every run
     python bench/experiment.py fashion_mnist_lt --method simpro --threads 1    # beside another one
 
-Each run is a member of a sweep (`simpro-fast table` does the same for any configurations) and takes
-at most five minutes on two free cores. An interrupted run goes on from its checkpoint. Results are
-in bench/results/<set>.csv (one line per run), .md (table) and .png (figure); of other sizes in
-<set>_14px.*; with --balanced, which samples labeled images class by class for 400 steps, in
-<set>_balanced.*.
+Each run is a member of a sweep and takes at most five minutes on two free cores. An interrupted run
+goes on from its checkpoint. Results are in bench/results/<set>.csv (one line per run), .md (table)
+and .png (figure); of other sizes in <set>_14px.*; with --balanced, which samples labeled images
+class by class for 400 steps, in <set>_balanced.*.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from simpro_fast.cli.members import train_members
@@ -34,8 +34,7 @@ from simpro_fast.cli.sweep import Member, members_of
 from simpro_fast.config.methods import METHODS as REGISTERED
 from simpro_fast.evaluation import kl_divergence
 from simpro_fast.report.runs import METHOD_TITLES
-from simpro_fast.report.tables import METRICS, Block, markdown
-from simpro_fast.report.tables import Cell as Values
+from simpro_fast.report.tables import NUMBERS, markdown
 from simpro_fast.utils.atomic_write import write_atomically
 from simpro_fast.utils.file_lock import locked
 
@@ -83,7 +82,7 @@ def members(
         name = f"name={dataset}/{distribution}{kind}"
         grid, config = [f"method.name={method}"], f"{dataset}/{distribution}"
         (found[distribution, method, seed],) = members_of(
-            [config], grid, str(seed), [name, *overrides]
+            config, grid, str(seed), [name, *overrides]
         )
     return found
 
@@ -146,17 +145,41 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: top-1 of the last EMA weights, and the distance of the prior, over seeds."""
     done = [d for d in DISTRIBUTIONS if any(r["distribution"] == d for r in rows)]
     seeds = sorted({str(r["seed"]) for r in rows})
-    blocks = []
+    tables = []
     for key in ("top1", "kl_pi_u"):
         shown = {
-            title: [Values(_values(rows, d, method, key), len(seeds)) for d in done]
+            title: [_values(rows, d, method, key) for d in done]
             for method, title in _used(rows).items()
         }
         if key == "kl_pi_u":
             levels = (_values(rows, d, "simpro", "kl_uniform")[:1] for d in done)
-            shown["uniform guess"] = [Values(level) for level in levels]
-        blocks.append(Block(METRICS[key], done, shown))
-    return markdown(blocks, [f"Seeds {', '.join(seeds)}; of the last EMA weights on the test set."])
+            shown["uniform guess"] = list(levels)
+        title, digits = NUMBERS[key]
+        header = [title, *done, *(["mean"] if len(done) > 1 else [])]
+        lines = []
+        for name, cells in shown.items():
+            wanted = 1 if name == "uniform guess" else len(seeds)
+            line = [name, *(_cell(values, digits, wanted) for values in cells)]
+            if len(done) > 1:
+                line.append(f"{fmean(map(fmean, cells)):.{digits}f}" if all(cells) else "-")
+            lines.append(line)
+        tables.append(markdown(header, lines))
+    note = f"Seeds {', '.join(seeds)}; of the last EMA weights on the test set.\n"
+    return "\n".join([*tables, note])
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Mean, and the standard deviation of more than one value."""
+    text = f"{fmean(values):.{digits}f}"
+    return text if len(values) < 2 else f"{text} ± {stdev(values):.{digits}f}"
+
+
+def _cell(values: Sequence[float], digits: int, seeds: int) -> str:
+    """Mean, deviation, and the number of seeds where some are missing."""
+    if not values:
+        return "-"
+    missing = f" ({len(values)} of {seeds} seeds)" if len(values) < seeds else ""
+    return spread(values, digits) + missing
 
 
 def _used(rows: list[dict[str, Any]]) -> dict[str, str]:

@@ -152,13 +152,12 @@ part_step() {
         step "WRN-28-2" 120 train 1 "${wrn[@]}" "${few[@]}"
         return
     fi
-    step "WRN-28-2, bf16, one graph" 30 train 60 "${wrn[@]}" "${few[@]}" train.precision=bf16 train.cuda_graph=true
-    step "WRN-28-2, bf16" 25 train 40 "${wrn[@]}" "${few[@]}" train.precision=bf16
     step "WRN-28-2, bf16, compiled, one graph" 60 train 60 "${wrn[@]}" "${few[@]}" train.precision=bf16 \
         train.compile=cuda-graphs
-    step "WRN-28-2, bf16, torch's batch norm" 25 train 40 "${wrn[@]}" "${few[@]}" train.precision=bf16 \
-        train.cuda_graph=true model.norm_impl=eager
-    step "WRN-28-2, fp32 as TF32" 25 train 30 "${wrn[@]}" "${few[@]}" train.cuda_graph=true
+    step "WRN-28-2, bf16" 25 train 40 "${wrn[@]}" "${few[@]}" train.precision=bf16
+    step "WRN-28-2, bf16, torch's batch norm" 60 train 40 "${wrn[@]}" "${few[@]}" train.precision=bf16 \
+        train.compile=cuda-graphs model.norm_impl=eager
+    step "WRN-28-2, fp32 as TF32" 60 train 30 "${wrn[@]}" "${few[@]}" train.compile=cuda-graphs
 }
 part_data() {
     dali data || return
@@ -166,8 +165,8 @@ part_data() {
         step "data, digits" 120 data,full 1 --config configs/digits_lt/reversed.yaml "${plain[@]}" data.mu=2
         return
     fi
-    step "data, WRN-28-2, bf16, one graph" 45 data,full 60 "${wrn[@]}" data.labeled_max=500 data.unlabeled_max=4000 \
-        train.precision=bf16 train.cuda_graph=true
+    step "data, WRN-28-2, bf16, one graph" 75 data,full 60 "${wrn[@]}" data.labeled_max=500 data.unlabeled_max=4000 \
+        train.precision=bf16 train.compile=cuda-graphs
 }
 part_end_to_end() {
     dali end_to_end || return
@@ -176,11 +175,11 @@ part_end_to_end() {
             distributed.engine=plain data.mu=2
         return
     fi
-    run "end to end, CIFAR shape" 75 "$python" bench/end_to_end.py --device "$device" --recipe cifar --part train,full \
-        --rounds 3 distributed.engine=plain train.precision=bf16 train.cuda_graph=true
+    run "end to end, CIFAR shape" 105 "$python" bench/end_to_end.py --device "$device" --recipe cifar --part train,full \
+        --rounds 3 distributed.engine=plain train.precision=bf16 train.compile=cuda-graphs
 }
 part_resnet() {
-    local side options=(train.precision=bf16 train.cuda_graph=true)
+    local side options=(train.precision=bf16 train.compile=cuda-graphs)
     local of_64=(--config configs/small_imagenet_127/64.yaml data.classes=127 data.image_size=64)
     local of_224=(--config configs/imagenet_1k/224.yaml data.classes=1000 data.image_size=224)
     if [ -n "$smoke" ]; then
@@ -188,8 +187,8 @@ part_resnet() {
             data.image_size=16
         return
     fi
-    step "ResNet-50, 64 px, bf16, one graph" 35 train 20 "${of_64[@]}" "${synthetic[@]}" "${few[@]}" "${options[@]}"
-    step "ResNet-50, 224 px, bf16, one graph" 35 train 20 "${of_224[@]}" "${synthetic[@]}" data.labeled_max=1 \
+    step "ResNet-50, 64 px, bf16, one graph" 70 train 20 "${of_64[@]}" "${synthetic[@]}" "${few[@]}" "${options[@]}"
+    step "ResNet-50, 224 px, bf16, one graph" 70 train 20 "${of_224[@]}" "${synthetic[@]}" data.labeled_max=1 \
         data.unlabeled_max=2 "${options[@]}"
 }
 part_profile() {

@@ -155,7 +155,10 @@ def _pseudo(case: Case, device: torch.device) -> Work:
     return Work(
         functools.partial(
             launch_kernel,
-            *(weak, strong, *priors, bound),
+            weak,
+            strong,
+            *priors,
+            bound,
             hard=False,
             mean=True,
             with_grad=with_grad,
@@ -187,7 +190,9 @@ def _adjusted(case: Case, device: torch.device) -> Work:
     return Work(
         functools.partial(
             launch_kernel,
-            *(logits, targets, prior),
+            logits,
+            targets,
+            prior,
             ignore_index=-100,
             mean=True,
             with_grad=with_grad,

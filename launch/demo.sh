@@ -4,4 +4,4 @@ set -eu
 config=configs/digits_lt/reversed.yaml
 deepspeed launch/train.py --config "$config"
 deepspeed launch/train.py --config "$config" name=digits_lt/reversed_fixmatch method.name=fixmatch
-python launch/report.py runs/digits_lt/reversed/seed1 --compare runs/digits_lt/reversed_fixmatch/seed1
+simpro-fast report runs/digits_lt/reversed/seed1 --compare runs/digits_lt/reversed_fixmatch/seed1

@@ -1,7 +1,7 @@
 """simpro_fast: realistic long-tailed semi-supervised learning (SimPro, ICML 2024) at speed.
 
 `SimPro` and `FixMatch` are `nn.Module`s that fit any training loop; the training system around
-them starts at `launch/train.py`, or with `train` from Python. `load_model` takes what it has
+them starts at `simpro-fast train`, or with `train` from Python. `load_model` takes what it has
 trained; `register_dataset` and `register_model` add data sets and networks of your own.
 """
 

@@ -307,19 +307,13 @@ def _check(images: np.ndarray | Tensor, labels: Tensor, num_classes: int) -> Non
 
 
 def many_medium_few(
-    per_class: Sequence[float | None],
-    train_counts: Sequence[int],
-    *,
-    many_above: int = 100,
-    few_below: int = 20,
+    per_class: Sequence[float | None], train_counts: Sequence[int]
 ) -> dict[str, float | None]:
-    """Mean accuracy of the classes with many, a medium number of, and few labeled images.
+    """Mean accuracy of the classes with many (above 100), medium and few (below 20) labeled images.
 
     Args:
         per_class: accuracy per class in percent; None entries are left out.
         train_counts: labeled training images per class.
-        many_above, few_below: many is more than the one, few is fewer than the other, the usual
-            100 and 20; medium is the rest, both bounds included.
 
     Returns:
         `many`, `medium`, `few` in percent; None for a group without a class.
@@ -327,7 +321,7 @@ def many_medium_few(
     groups: dict[str, list[float]] = {"many": [], "medium": [], "few": []}
     for accuracy, count in zip(per_class, train_counts, strict=True):
         if accuracy is not None:
-            name = "many" if count > many_above else "few" if count < few_below else "medium"
+            name = "many" if count > 100 else "few" if count < 20 else "medium"
             groups[name].append(accuracy)
     return {name: sum(part) / len(part) if part else None for name, part in groups.items()}
 

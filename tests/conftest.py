@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +24,7 @@ from tests import processes
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = str(ROOT / "launch" / "train.py")
+COMMAND = str(Path(sys.executable).parent / "simpro-fast")
 
 # 16 px digits, 2 strong views: every part of the system, a few hundred milliseconds.
 TINY: dict[str, Any] = {
@@ -80,8 +82,6 @@ def tiny(tmp_path: Path) -> Callable[..., Config]:
         tree["output_dir"] = str(tmp_path / "runs")
         for dotted, value in (changes or {}).items():
             *sections, key = dotted.split(".")
-            if sections == ["method"]:  # as an override of the command line
-                tree["methods"]["simpro"].pop(key, None)
             node = tree
             for section in sections:
                 node = node.setdefault(section, {})
@@ -116,7 +116,8 @@ def train_command(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[s
         if launcher is None:
             return processes.run(
                 processes.script,
-                *(TRAIN, arguments),
+                TRAIN,
+                arguments,
                 folder=tmp_path,
                 environment=environment,
                 timeout=timeout,

@@ -200,8 +200,6 @@ def test_many_medium_few():
     groups = many_medium_few(per_class, [101, 100, 20, 500, 19])
     assert groups == {"many": 90.0, "medium": 75.0, "few": 20.0}
     assert many_medium_few([50.0, 40.0], [30, 25]) == {"many": None, "medium": 45.0, "few": None}
-    by_choice = many_medium_few([50.0, 40.0], [30, 5], many_above=20, few_below=10)
-    assert by_choice == {"many": 50.0, "medium": None, "few": 40.0}
 
 
 def test_kl_divergence():

@@ -48,8 +48,13 @@ class BatchNormActFunction(torch.autograd.Function):
 
         x, y, saved, weight, bias = ctx.saved_tensors
         grad_x, grad_residual, grad_weight, grad_bias = ctx.backend.backward(
-            *(to_matrix(grad), to_matrix(x), None if y is None else to_matrix(y)),
-            *(saved, weight, bias, *ctx.options),
+            to_matrix(grad),
+            to_matrix(x),
+            None if y is None else to_matrix(y),
+            saved,
+            weight,
+            bias,
+            *ctx.options,
             None if ctx.group is None else all_reduce,
         )
         of_residual = to_images(grad_residual, x) if ctx.options[2] else None
@@ -98,7 +103,7 @@ def batch_norm_act_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of x, residual (empty without an own one), weight and bias."""
     grad_x, grad_residual, grad_weight, grad_bias = launch.backward(
-        *(grad.contiguous(), x, y, saved, weight, bias, eps, negative_slope, has_residual), None
+        grad.contiguous(), x, y, saved, weight, bias, eps, negative_slope, has_residual, None
     )
     # An operator may not return its input, nor two views of one tensor.
     grad_residual = (

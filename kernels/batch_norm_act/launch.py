@@ -86,7 +86,12 @@ def backward(
         programs, tiles_each = _split(sums, rows)
         sums(
             programs * _blocks(sums),
-            *(x, y, grad, saved, weight, bias),
+            x,
+            y,
+            grad,
+            saved,
+            weight,
+            bias,
             saved.new_empty(programs, 2, channels),
             total,
             arrivals(x.device),
@@ -103,7 +108,15 @@ def backward(
     kernel = _kernel("gradient", x.device, channels, masked, x, y, grad, grad_x, grad_residual)
     kernel(
         _grid(kernel, rows),
-        *(x, y, grad, grad_x, grad_residual, saved, weight, bias, total),
+        x,
+        y,
+        grad,
+        grad_x,
+        grad_residual,
+        saved,
+        weight,
+        bias,
+        total,
         rows,
         eps,
         negative_slope,

@@ -147,7 +147,14 @@ def backward(
         grad_x, grad_weight, grad_bias = _batch_norm_backward(
             inner[..., None, None],
             x[..., None, None],
-            *(weight, None, None, mean, invstd, True, eps, [True, True, True]),
+            weight,
+            None,
+            None,
+            mean,
+            invstd,
+            True,
+            eps,
+            [True, True, True],
         )
         return grad_x.view(x.shape).to(dtype), inner.to(dtype), grad_weight, grad_bias
     sums = []
@@ -156,7 +163,14 @@ def backward(
         sums += _batch_norm_backward(
             of_inner[..., None, None],
             piece[..., None, None],
-            *(None, None, None, long_mean, long_invstd, True, eps, [False, True, True]),
+            None,
+            None,
+            None,
+            long_mean,
+            long_invstd,
+            True,
+            eps,
+            [False, True, True],
         )[1:]
     total = torch.stack(sums).view(len(sums) // 2, 2, -1, channels).sum((0, 2), dtype=torch.float64)
     grad_weight, grad_bias = total.to(weight.dtype, copy=all_reduce is not None).unbind()

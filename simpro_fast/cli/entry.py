@@ -1,4 +1,4 @@
-"""Where every command begins: `simpro-fast VERB ...` and the scripts in `launch/`.
+"""Where every command begins: `simpro-fast VERB ...` and `launch/`, for launchers.
 
 Nothing heavy may be imported here: signals must be handled before the imports of seconds.
 """
@@ -48,13 +48,8 @@ VERBS = {
     ),
     "report": Verb(
         "runs",
-        "table, figures and one page of any number of runs",
+        "table (also in Markdown, LaTeX, CSV), figures and one page of any number of runs",
         "runs/digits_lt",
-    ),
-    "table": Verb(
-        "runs",
-        "train configurations x methods x seeds, and tabulate them in Markdown and LaTeX",
-        "digits_lt/reversed --grid method.name=simpro,fixmatch --seeds 1,2,3",
     ),
     "evaluate": Verb(
         "a trained network",

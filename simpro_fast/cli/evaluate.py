@@ -1,4 +1,4 @@
-"""`simpro-fast evaluate` and `launch/evaluate.py`: how good a trained network is."""
+"""`simpro-fast evaluate`: how good a trained network is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`simpro-fast export` and `launch/export.py`: a trained network for other programs."""
+"""`simpro-fast export`: a trained network for other programs."""
 
 from __future__ import annotations
 

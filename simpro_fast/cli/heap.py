@@ -1,4 +1,4 @@
-"""`simpro-fast heap` and `launch/heap.py`: what a heap of images holds."""
+"""`simpro-fast heap`: what a heap of images holds."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ def unfinished(members: Sequence[Member]) -> list[Member]:
     """
     if world_size_from_environment() > 1:
         raise ConfigError(
-            "a sweep starts its runs itself: start it once, with python, and give it the launcher: "
-            "python launch/train.py ... --launcher 'deepspeed --num_gpus 8 launch/train.py'"
+            "a sweep starts its runs itself: start it once, and give it the launcher: "
+            "simpro-fast train ... --launcher 'deepspeed --num_gpus 8 launch/train.py'"
         )
     return [member for member in members if finished_summary(member.config) is None]
 

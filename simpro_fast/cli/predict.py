@@ -1,4 +1,4 @@
-"""`simpro-fast predict` and `launch/predict.py`: classify images by a trained network."""
+"""`simpro-fast predict`: classify images by a trained network."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ class _Run:
                 "the same sources, or --overwrite to start anew"
             )
         progress = ProgressLine(
-            *("predicted", "images"), start=outputs.rows, shown=not self._options.quiet
+            "predicted", "images", start=outputs.rows, shown=not self._options.quiet
         )
         for chunk, columns in self._chunks(items):
             for item in chunk.items:

@@ -1,4 +1,4 @@
-"""`simpro-fast prepare` and `launch/prepare.py`: check a data set before training on it."""
+"""`simpro-fast prepare`: check a data set before training on it."""
 
 from __future__ import annotations
 

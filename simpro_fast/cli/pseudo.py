@@ -1,4 +1,4 @@
-"""`simpro-fast pseudo` and `launch/pseudo.py`: pseudo-labels, and which images to label next."""
+"""`simpro-fast pseudo`: pseudo-labels, and which images to label next."""
 
 from __future__ import annotations
 
@@ -139,7 +139,8 @@ class _Run:
         self._rule = TrainingRule(self._set, self._model)
         self._names = self._model.class_names
         self._answers = Answers(
-            *(self._set, self._model),
+            self._set,
+            self._model,
             batch_size=options.batch_size,
             threads=options.threads or cpu_cores(),
         )

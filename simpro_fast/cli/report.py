@@ -1,8 +1,9 @@
-"""`simpro-fast report` and `launch/report.py`."""
+"""`simpro-fast report`."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,13 @@ from pathlib import Path
 from simpro_fast.cli.ending import DONE, verb
 from simpro_fast.cli.output_folder import check_output
 from simpro_fast.cli.parser import CommandParser
-from simpro_fast.errors import ConfigError
+from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.printable import show
 from simpro_fast.report import write_report
 from simpro_fast.report.groups import check_same_split, group_runs, seeds_that_differ
 from simpro_fast.report.pictures import FOLDER
 from simpro_fast.report.runs import Run, find_runs, load_run
+from simpro_fast.report.tables import FORMATS, experiments
 from simpro_fast.report.terminal import print_report, report_data
 
 EXAMPLE = "runs/digits_lt/reversed/seed1"
@@ -28,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "simpro-fast report",
         "Table, figures and one HTML page of any number of runs, finished or not.\n\n"
         f"examples:\n  simpro-fast report {EXAMPLE}\n  simpro-fast report runs/digits_lt\n"
-        f"  simpro-fast report {EXAMPLE} runs/digits_lt/reversed_fixmatch/seed1",
+        f"  simpro-fast report {EXAMPLE} runs/digits_lt/reversed_fixmatch/seed1\n"
+        "  simpro-fast report runs --format latex > results.tex",
     )
     parser.add_argument(
         "runs",
@@ -50,12 +53,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--force", action="store_true", help="show runs beside each other whose splits differ"
     )
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        help="print one row for each experiment, whatever its split, beside the published number "
+        "of its configuration; write no files",
+    )
     parser.add_common("json")
     options = parser.parse(arguments)
     named = [*options.runs, *options.compare]
     if not named:
         raise ConfigError(f"no run directory; for example simpro-fast report {EXAMPLE}")
     runs = [with_state(load_run(path)) for path in find_runs(named)]
+    if options.format:
+        return _print_table(runs, options.format)
     notes = check_same_split(runs, force=options.force)
     groups = group_runs(runs)
     notes += filter(None, map(seeds_that_differ, groups))
@@ -68,6 +79,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_report(groups, notes)
     for path in write_report(groups, folder, notes):
         show(f"{'page' if path.suffix == '.html' else 'figure'} {path}")
+    return DONE
+
+
+def _print_table(runs: Sequence[Run], form: str) -> int:
+    finished = [run for run in runs if not run.state]
+    if not finished:
+        raise UserError(f"{runs[0].path}: no run is finished, so there is no row to show")
+    groups = group_runs(finished)
+    left_out = (f"{run.path}: {run.state}; left out" for run in runs if run.state)
+    for note in (*left_out, *filter(None, map(seeds_that_differ, groups))):
+        show(f"note: {note}", file=sys.stderr)
+    print(experiments(groups, form), end="")
     return DONE
 
 

@@ -1,4 +1,4 @@
-"""The members of a sweep: every combination of configurations, `--grid` values and `--seeds`.
+"""The members of a sweep: every combination of `--grid` values and `--seeds`.
 
     simpro-fast train --config digits_lt/reversed --grid method.tau=1,2 --seeds 1,2,3
 
@@ -24,7 +24,6 @@ from typing import Any
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.config import Config, flatten, load_config
 from simpro_fast.config.load import read_values, written_value
-from simpro_fast.config.smoke import refuse_smoke_folder
 from simpro_fast.errors import ConfigError
 
 TRAIN = (sys.executable, "-m", "simpro_fast", "train")
@@ -38,19 +37,11 @@ class Member:
 
     source: str
     """What `--config` says."""
-    settings: tuple[tuple[str, Any], ...]
-    """Grid key and value as the configuration has it, by key."""
     overrides: tuple[str, ...]
     config: Config
 
     def __str__(self) -> str:
         return f"{self.config.name} seed {self.config.seed}"
-
-    @property
-    def base(self) -> str:
-        """The name without the folders of the grid."""
-        parts = self.config.name.split("/")
-        return "/".join(parts[: len(parts) - len(self.settings)])
 
     @property
     def run_dir(self) -> Path:
@@ -62,7 +53,7 @@ class Member:
 
 
 def add_sweep_flags(parser: CommandParser) -> None:
-    """The flags that `train` and `table` share."""
+    """The flags of a sweep."""
     parser.add_argument(
         "--grid",
         action="append",
@@ -106,12 +97,12 @@ def launcher_of(options: argparse.Namespace) -> list[str]:
 
 
 def members_of(
-    sources: Sequence[str], grids: Sequence[str], seeds: str | None, overrides: Sequence[str]
+    source: str, grids: Sequence[str], seeds: str | None, overrides: Sequence[str]
 ) -> list[Member]:
     """All members, every one of them validated; those of the first seed come first.
 
     Args:
-        sources: configurations.
+        source: the configuration.
         grids: `key=a,b,c` each.
         seeds: `1,2,3`; None: that of the configuration.
         overrides: `key.sub=value` for all of them.
@@ -128,13 +119,12 @@ def members_of(
             raise ConfigError(f"{key} is given by {flag} and as {key}=...; keep one")
     members, found = [], set()
     for seed in _seeds(seeds):
-        for source in sources:
-            for values in itertools.product(*axes.values()):
-                member = _member(source, dict(zip(axes, values, strict=True)), seed, overrides)
-                if member.run_dir in found:
-                    raise ConfigError(f"two runs of the sweep are {member}; leave one value out")
-                found.add(member.run_dir)
-                members.append(member)
+        for values in itertools.product(*axes.values()):
+            member = _member(source, dict(zip(axes, values, strict=True)), seed, overrides)
+            if member.run_dir in found:
+                raise ConfigError(f"two runs of the sweep are {member}; leave one value out")
+            found.add(member.run_dir)
+            members.append(member)
     return members
 
 
@@ -169,14 +159,12 @@ def _member(
     resolved = flatten(config)
     if wrong := [key for key in values if key not in resolved]:
         raise ConfigError(f"--grid {wrong[0]} is a section; name one of its keys")
-    settings = tuple((key, resolved[key]) for key in values)
-    if settings:
-        name = "/".join([config.name, *(folder_name(key, value) for key, value in settings)])
+    if values:
+        name = "/".join([config.name, *(folder_name(key, resolved[key]) for key in values)])
         overrides = [item for item in overrides if not item.startswith("name=")]
         chosen.append(f"name={name}")
         config = load_config(source, [*overrides, *chosen])
-    refuse_smoke_folder(config)
-    return Member(source, settings, (*overrides, *chosen), config)
+    return Member(source, (*overrides, *chosen), config)
 
 
 def folder_name(key: str, value: Any) -> str:

@@ -10,8 +10,7 @@ from simpro_fast.cli.ending import DONE, FAILED, INTERRUPTED, reader_gone
 from simpro_fast.cli.key_hints import key_lines
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.cli.sweep import add_sweep_flags, launcher_of, members_of, wants_sweep
-from simpro_fast.config import dump_config, load_config, load_smoke_config
-from simpro_fast.config.smoke import refuse_smoke_folder
+from simpro_fast.config import dump_config, load_config
 from simpro_fast.errors import ConfigError, PeerError, UserError
 from simpro_fast.printable import show
 
@@ -48,12 +47,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="train some steps, say how long the run takes, and write nothing",
     )
-    parser.add_argument(
-        "--smoke",
-        action="store_true",
-        help="train three steps at the smallest sizes in <output_dir>/smoke/, emptied first; "
-        "with --print-config: list the changes",
-    )
     add_sweep_flags(parser)
     parser.add_overrides()
     options = parser.parse(arguments)
@@ -62,7 +55,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         said = f"{words[0]} is neither a YAML file nor a shipped configuration" if words else ""
         raise ConfigError(f"{said or '--config is missing'}; for example digits_lt/reversed")
     single = {"print-config": options.print_config, "dry-run": options.dry_run}
-    alone = [flag for flag, given in {**single, "smoke": options.smoke}.items() if given]
+    alone = [flag for flag, given in single.items() if given]
     if wants_sweep(options) and alone:
         raise ConfigError(f"--{alone[0]} is for one run, without --grid, --seeds and --launcher")
     return options
@@ -86,27 +79,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rank, many = rank_from_environment(), world_size_from_environment() > 1
         local_rank = local_rank_from_environment()
         options = parse_arguments(arguments)
-        changes: list[str] = []
         if wants_sweep(options):
             return _sweep(options)
-        if options.smoke:
-            world_size = world_size_from_environment()
-            config, changes = load_smoke_config(options.config, options.overrides, world_size)
-        else:
-            config = load_config(options.config, options.overrides)
+        config = load_config(options.config, options.overrides)
         if options.print_config:
             if rank == 0:
-                print(
-                    "".join(f"# --smoke: {c}\n" for c in changes) + dump_config(config),
-                    end="",
-                    flush=True,
-                )
+                print(dump_config(config), end="", flush=True)
             return DONE
-        if not options.smoke:
-            refuse_smoke_folder(config)
         from simpro_fast.training.launch import run_training
 
-        return run_training(config, dry_run=options.dry_run, empty_first=options.smoke)
+        return run_training(config, dry_run=options.dry_run)
     except UserError as error:
         # The ranks of a host read the same command line and files, so one of them speaks for all.
         silent = isinstance(error, PeerError) or (isinstance(error, ConfigError) and local_rank)
@@ -127,6 +109,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _sweep(options: argparse.Namespace) -> int:
     from simpro_fast.cli.members import print_commands, train_members
 
-    members = members_of([options.config], options.grid, options.seeds, options.overrides)
+    members = members_of(options.config, options.grid, options.seeds, options.overrides)
     act = print_commands if options.print_commands else train_members
     return act(members, launcher_of(options))

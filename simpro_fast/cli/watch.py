@@ -1,4 +1,4 @@
-"""`simpro-fast watch` and `launch/watch.py`: how a run stands, from its files alone."""
+"""`simpro-fast watch`: how a run stands, from its files alone."""
 
 from __future__ import annotations
 

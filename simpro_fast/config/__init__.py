@@ -9,7 +9,6 @@ from simpro_fast.config.schema import (
     ModelConfig,
     OptimConfig,
 )
-from simpro_fast.config.smoke import load_smoke_config
 
 __all__ = [
     "Config",
@@ -21,6 +20,5 @@ __all__ = [
     "find_config",
     "flatten",
     "load_config",
-    "load_smoke_config",
     "parse_config",
 ]

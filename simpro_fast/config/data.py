@@ -83,7 +83,7 @@ class DataConfig(Section):
     hw_decoder_load: float = Field(0.65, ge=0, le=1, **ROUNDING)
     """Share of the JPEG files that a GPU decodes in its hardware decoder, where it has one."""
 
-    # Own files (`name: images`): folders, or a manifest that launch/prepare.py wrote. The class
+    # Own files (`name: images`): folders, or a manifest that simpro-fast prepare wrote. The class
     # counts are those of the files, so labeled_max ... unlabeled_distribution are not looked at.
     labeled: FilePath | None = Field(None, **NOTHING)
     """Folder with one subfolder of images per class, or tar shards: a .tar file, a pattern
@@ -124,7 +124,7 @@ class DataConfig(Section):
         if self.name == "images":
             if self.manifest is None and not (self.labeled and self.unlabeled):
                 raise ValueError(
-                    "own images need manifest=FILE (see launch/prepare.py), "
+                    "own images need manifest=FILE (see simpro-fast prepare), "
                     "or labeled=FOLDER and unlabeled=FOLDER"
                 )
             if self.manifest is not None and set(given) & {"labeled", "unlabeled", "val"}:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from simpro_fast.config.bounds import shown
 from simpro_fast.config.methods import METHODS, MethodConfig, methods_with
 from simpro_fast.config.schema import Config
+
+_shown = reprlib.Repr()
+_shown.maxlevel, _shown.maxlist, _shown.maxdict, _shown.maxtuple = 2, 4, 4, 4
+_shown.maxstring = _shown.maxother = 200
+
+
+def shown(value: Any) -> str:
+    """`repr`, cut to about a line whatever the value is."""
+    text = _shown.repr(value)
+    return text if len(text) <= 300 else f"{text[:297]}..."
 
 
 def describe(problem: Any, tree: dict[str, Any], schema: type[Config]) -> str:

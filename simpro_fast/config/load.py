@@ -3,60 +3,24 @@
 from __future__ import annotations
 
 import json
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
-from yaml.reader import ReaderError
 
-from simpro_fast.config.bounds import DEEPEST, check_document, read_bounded, shown
-from simpro_fast.config.explain import all_keys, describe, flat_items, nearest
+from simpro_fast.config.explain import all_keys, describe, flat_items, nearest, shown
 from simpro_fast.config.find import find_config
 from simpro_fast.config.methods import DEFAULT, METHODS
 from simpro_fast.config.schema import Config, config_class
+from simpro_fast.config.yaml_text import dump_yaml, load_yaml
 from simpro_fast.errors import ConfigError
 from simpro_fast.utils.regular_file import no_file
 
 _SHOWN = 10
 """Problems of one configuration that are listed."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML with YAML 1.2 scalars: `1e-3` is a number, `on` and `off` are strings."""
-
-    def get_single_node(self) -> yaml.Node | None:
-        root: yaml.Node | None = super().get_single_node()
-        if root is not None:
-            check_document(root, lambda text: self.resolve(yaml.ScalarNode, text, (True, False)))
-        return root
-
-    def construct_int(self, node: yaml.ScalarNode) -> int:
-        return int(self.construct_scalar(node).replace("_", ""))
-
-
-# From an empty table, since PyYAML follows YAML 1.1: `on` is true, `010` eight and `1e-3` text.
-_Loader.yaml_implicit_resolvers = {}
-for _tag, _pattern in {
-    "bool": "true|True|TRUE|false|False|FALSE",
-    "null": "~|null|Null|NULL|",
-    "int": "[-+]?[0-9][0-9_]*",
-    "float": r"[-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?"
-    r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-}.items():
-    _resolver = f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$")
-    _Loader.add_implicit_resolver(*_resolver, first=[None])
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes every string that this loader or another one would read as something else."""
-
-    yaml_implicit_resolvers = (
-        _Loader.yaml_implicit_resolvers | yaml.SafeDumper.yaml_implicit_resolvers
-    )
+_ALL = "all"
+"""In `methods`: of every method."""
 
 
 def load_config(source: str | Path, overrides: list[str] | None = None) -> Config:
@@ -89,9 +53,6 @@ def apply_overrides(tree: dict[str, Any], overrides: list[str]) -> dict[str, Any
     """
     for item in overrides:
         _apply_override(tree, item)
-        section, _, key = item.partition("=")[0].partition(".")
-        if section == "method" and "methods" in tree:
-            tree["methods"] = _forget_defaults(tree, {key: None})["methods"]
     return tree
 
 
@@ -104,20 +65,14 @@ def read_values(what: str, text: str) -> list[Any]:
     Raises:
         ConfigError: it is no YAML.
     """
-    try:
-        values = yaml.load(f"[{text}]", Loader=_Loader)
-    except ConfigError as error:
-        raise ConfigError(f"{what}: {error}") from None
-    except (yaml.YAMLError, RecursionError):
-        raise ConfigError(f"{what}: cannot read the values {shown(text)} as YAML") from None
-    return list(values)
+    return list(load_yaml(f"[{text}]", f"{what}: {shown(text)}"))
 
 
 def written_value(value: Any) -> str:
     """What an override reads as `value`, on one line."""
     if isinstance(value, str):
-        with suppress(ConfigError, yaml.YAMLError):
-            if yaml.load(value, Loader=_Loader) == value:
+        with suppress(ConfigError):
+            if load_yaml(value, "") == value:
                 return value  # needs no quotes
     return json.dumps(value, ensure_ascii=False)
 
@@ -139,11 +94,11 @@ def parse_config(tree: dict[str, Any]) -> Config:
 
 
 def with_method_defaults(tree: dict[str, Any]) -> dict[str, Any]:
-    """`tree` with what its section `methods` says of the chosen method put into `method`.
+    """`tree` without its section `methods`: what that says of the method is below `method`.
 
-    So one file has the values of an experiment for every method: `methods: {simpro: {tau: 1.0}}`.
-    They win over `method` in the same file or a base, and nearer files over them, see
-    `_forget_defaults`.
+    So the bases have the values of an experiment for every method,
+    `methods: {all: {threshold: 0.8}, simpro: {tau: 1.0}}`: first those of all methods, then those
+    of the chosen one, and over both whatever a file or the command line says in `method`.
 
     Raises:
         ConfigError: `methods` does not hold sections by method.
@@ -158,14 +113,15 @@ def with_method_defaults(tree: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(method, dict):
         return rest
     for name in defaults:
-        if name not in METHODS and "." not in name:
+        if name not in (*METHODS, _ALL) and "." not in name:
             raise ConfigError(f"methods: there is no method '{name}'{nearest(name, [*METHODS])}")
-    return {**rest, "method": {**method, **defaults.get(method.get("name", DEFAULT), {})}}
+    own = defaults.get(method.get("name", DEFAULT), {})
+    return {**rest, "method": {**defaults.get(_ALL, {}), **own, **method}}
 
 
 def dump_config(config: Config) -> str:
     """The whole configuration as YAML, defaults included; `load_config` reads it back."""
-    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
+    return dump_yaml(config.model_dump(mode="json"))
 
 
 def flatten(config: Config) -> dict[str, Any]:
@@ -178,21 +134,15 @@ def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
     if path in children:
         raise ConfigError(f"{path}: `base` leads back to this file; remove the circle")
     try:
-        tree = yaml.load(read_bounded(path), Loader=_Loader)
-    except ConfigError as error:
-        raise ConfigError(f"{path} {error}") from None
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read configuration {path}: {error.strerror}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: nested more than {DEEPEST} deep") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = "" if children else _yaml_problem(error)
-        raise ConfigError(f"{path}{_yaml_place(error)} is not valid YAML{reason}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"configuration {path} is not UTF-8: {error.reason}") from None
+    tree = load_yaml(text, str(path))
     tree = _without_empty_sections({} if tree is None else tree)
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold `key: value` sections, got a {type(tree).__name__}")
-    if children:
-        _refuse_foreign(tree, _known_keys() | {"base": None}, path)
     base = tree.pop("base", None)
     if base is None:
         return tree
@@ -208,61 +158,14 @@ def _read_with_bases(path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
         if children:  # the file that was named says it once
             raise
         raise ConfigError(f"base of {path}: {error}") from None
-    return _merge(_forget_defaults(below, tree.get("method")), tree)
-
-
-def _forget_defaults(tree: dict[str, Any], method: Any) -> dict[str, Any]:
-    """`tree` without those `methods` defaults that a nearer file or the command line sets."""
-    if not isinstance(method, dict) or not isinstance(tree.get("methods"), dict):
-        return tree
-    kept = {
-        name: {key: value for key, value in keys.items() if key not in method}
-        for name, keys in tree["methods"].items()
-        if isinstance(keys, dict)
-    }
-    return {**tree, "methods": kept}
-
-
-def _known_keys() -> dict[str, Any]:
-    """The keys of a configuration file; sections are dictionaries, an empty one holds any key."""
-    # What a method of one's own takes is not known before it is imported.
-    return {**all_keys(Config), "method": {}, "methods": {}}
-
-
-def _refuse_foreign(tree: dict[str, Any], known: dict[str, Any], path: Path) -> None:
-    """A base that is some other YAML file is refused before a value of it is shown anywhere."""
-    for key, value in tree.items():
-        if key not in known:
-            raise ConfigError(f"{path}: `base` must be a configuration; it has no key '{key}'")
-        if known[key] is not None:
-            if not isinstance(value, dict):
-                raise ConfigError(f"{path}: `base` must be a configuration; '{key}' is a section")
-            if known[key]:
-                _refuse_foreign(value, known[key], path)
-
-
-def _yaml_place(error: Exception) -> str:
-    if not isinstance(error, yaml.MarkedYAMLError):
-        return ""
-    mark = error.problem_mark or error.context_mark
-    return f", line {mark.line + 1}, column {mark.column + 1}," if mark is not None else ""
-
-
-def _yaml_problem(error: Exception) -> str:
-    """The reason on one line; PyYAML's own text quotes the source over several."""
-    reason = str(error)
-    if isinstance(error, yaml.MarkedYAMLError):
-        reason = ": ".join(part for part in (error.context, error.problem) if part)
-    elif isinstance(error, ReaderError):
-        reason = f"{error.reason} (character {error.position + 1})"
-    return f": {' '.join(reason.split())[:300]}"
+    return _merge(below, tree)
 
 
 def _without_empty_sections(tree: Any) -> Any:
     """A section whose keys are all commented out reads as null; it means no change."""
     if not isinstance(tree, dict):
         return tree
-    sections = {name for name, inner in _known_keys().items() if inner is not None}
+    sections = {"methods", *(name for name, inner in all_keys(Config).items() if inner is not None)}
     return {k: v for k, v in tree.items() if not (v is None and k in sections)}
 
 
@@ -279,13 +182,7 @@ def _apply_override(tree: dict[str, Any], item: str) -> None:
     key, equals, text = item.partition("=")
     if not equals or not key:
         raise ConfigError(f"override {shown(item)} must look like key.sub=value")
-    try:
-        value = yaml.load(text, Loader=_Loader)
-    except ConfigError as error:
-        raise ConfigError(f"override {key[:64]}: {error}") from None
-    except (yaml.YAMLError, RecursionError):
-        said = shown(text)
-        raise ConfigError(f"override {key[:64]}: cannot read the value {said} as YAML") from None
+    value = load_yaml(text, f"override {key[:64]}: {shown(text)}")
     *sections, last = key.split(".")
     node = tree
     for section in sections:

@@ -29,9 +29,6 @@ class MethodConfig(Section):
     """(L, V) of `variant=paper` where they are others."""
     alpha_by_sizes: ClassVar[bool] = False
     """Whether `alpha=auto` follows from the sizes of the sets; else it is 1."""
-    smoke: ClassVar[dict[str, Any]] = {}
-    """What `--smoke` sets of the method's own keys, so that three steps of periods of two reach
-    all of its phases."""
 
     name: str
     """A method of docs/methods.md, or the dotted path of a class of one's own."""
@@ -85,27 +82,12 @@ class SimProConfig(MethodConfig):
     """Ablation: false removes tau * log pi_u from the pseudo-labels (no E step)."""
     adjust_loss: bool = True
     """Ablation: false removes tau * log phi from both losses (no M step)."""
-    calibrated: bool = False
-    """Pseudo-labels by Bayes' rule from what the loss makes of the network, whose posterior under
-    phi is softmax(f + tau log phi): q ~ softmax(f + tau log phi) pi_u / phi. The published ones,
-    softmax(f + tau log pi_u), are the same at tau 1."""
-    phi_counts: Literal["drawn", "alpha", "loss"] = "drawn"
+    phi_counts: Literal["drawn", "loss"] = "drawn"
     """What a labeled image counts in phi where a kept unlabeled one counts 1: `drawn` 1, as
-    published; `alpha` alpha, which makes the draws those of the whole sets; `loss` alpha * mu, its
-    weight in the loss."""
+    published; `loss` alpha * mu, its weight in the loss."""
     prior_rows: Literal["kept", "all"] = "kept"
     """Which images move pi_u: those above the threshold, as published, or `all`, which makes the
     update a step of Saerens' EM."""
-    hold_prior: int = Field(0, ge=0, le=10**6)
-    """Periods at the start in which pi_u stays uniform."""
-    grow_momentum: bool = False
-    """Momentum of update n (from 0) at most (1 + n) / (10 + n), so that the first ones count."""
-
-    @model_validator(mode="after")
-    def _check_calibrated(self) -> SimProConfig:
-        if self.calibrated and not self.adjust_pseudo_labels:
-            raise ValueError("calibrated=true has no meaning with adjust_pseudo_labels=false")
-        return self
 
 
 class FixMatchConfig(MethodConfig):
@@ -120,25 +102,14 @@ class FixMatchConfig(MethodConfig):
 class SimProStarConfig(SimProConfig):
     """SimPro with the nearest of three class distributions in place of its estimate."""
 
-    smoke: ClassVar[dict[str, Any]] = {"anchor_after": 1}
     name: str = "simpro_star"
     anchor_after: int = Field(5, ge=0, le=10**6)
     """Periods after which pi_u becomes the nearest anchor."""
-
-    @model_validator(mode="after")
-    def _check_hold(self) -> SimProStarConfig:
-        if 0 < self.anchor_after <= self.hold_prior:
-            raise ValueError(
-                f"hold_prior={self.hold_prior} leaves nothing to choose the anchor by; it must be "
-                f"below anchor_after={self.anchor_after}"
-            )
-        return self
 
 
 class ACRConfig(MethodConfig):
     """ACR (CVPR 2023)."""
 
-    smoke: ClassVar[dict[str, Any]] = {"estimate_after": 0}
     name: str = "acr"
     variant: Literal["released", "paper"] = "paper"
     tau: float = Field(2.0, ge=0, le=100)
@@ -170,7 +141,6 @@ class CDMADConfig(MethodConfig):
     """CDMAD (CVPR 2024): what the network says of an image without content is its bias."""
 
     paper_views = (1, 2)
-    smoke: ClassVar[dict[str, Any]] = {"correct_after": 0.4}
     name: str = "cdmad"
     threshold: float = Field(0.0, ge=0, le=100)
     """As of every method; CDMAD masks nothing."""
@@ -213,7 +183,6 @@ class DASOConfig(MethodConfig):
     """DASO (CVPR 2022): pseudo-labels blended with those of the nearest class prototype."""
 
     paper_views = (1, 1)
-    smoke: ClassVar[dict[str, Any]] = {"warmup": 1, "window": 2}
     name: str = "daso"
     warmup: int = Field(10, ge=0, le=10**6)
     """Periods of plain FixMatch before; prototypes are collected meanwhile."""
@@ -233,7 +202,6 @@ class CReSTPlusConfig(MethodConfig):
     """CReST+ (CVPR 2021): generations that take over what the last one is sure of."""
 
     paper_views = (1, 1)
-    smoke: ClassVar[dict[str, Any]] = {"generations": 2}
     name: str = "crest_plus"
     generations: int = Field(5, ge=1, le=1000)
     """Networks trained one after another, each for an equal part of the run."""
@@ -252,7 +220,6 @@ class DARPConfig(MethodConfig):
     """DARP (NeurIPS 2020): pseudo-labels refined together towards class counts."""
 
     paper_views = (1, 2)
-    smoke: ClassVar[dict[str, Any]] = {"refine_every": 1}
     name: str = "darp"
     refine_after: float = Field(0.4, ge=0, le=1)
     """Share of the run's periods that are plain FixMatch."""
@@ -277,7 +244,6 @@ class CoSSLConfig(MethodConfig):
     """CoSSL (CVPR 2022): a head of its own, trained on enhanced features of rare classes."""
 
     paper_views = (1, 2)
-    smoke: ClassVar[dict[str, Any]] = {"cotrain_after": 0.4}
     name: str = "cossl"
     cotrain_after: float = Field(0.8, ge=0, le=1)
     """Share of the run's periods whose pseudo-labels are plain FixMatch; the head learns too."""
@@ -297,7 +263,6 @@ class CPGConfig(MethodConfig):
     """CPG: images with stable pseudo-labels join the labeled ones; as far as it is known."""
 
     paper_views = (1, 1)
-    smoke: ClassVar[dict[str, Any]] = {"warmup": 1, "window": 1, "min_votes": 0}
     name: str = "cpg"
     warmup: int = Field(30, ge=0, le=10**6)
     """Periods before images vote."""

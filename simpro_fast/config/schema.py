@@ -73,11 +73,9 @@ class TrainConfig(Section):
     these in float64, to check numerics (slow on GPUs; not with ZeRO 1 and 2)."""
     compile: Literal["none", "default", "max-autotune", "cuda-graphs"] = Field("none", **ROUNDING)
     """torch.compile of network and losses over static shapes; `max-autotune` tries more kernels,
-    `cuda-graphs` compiles as `default` and replays the step as one CUDA graph, or where that cannot
-    be (see cuda_graph) the network alone."""
-    cuda_graph: bool = Field(False, **ROUNDING)
-    """Replay the whole step, optimizer and EMA included, as one CUDA graph, where that can be:
-    one GPU, distributed.engine=plain, one micro-batch, strong_forward=all (docs/performance.md)."""
+    `cuda-graphs` compiles as `default` and replays the whole step, optimizer and EMA included, as
+    one CUDA graph; that needs one GPU, distributed.engine=plain and one micro-batch, and otherwise
+    is `default`, with a line that says why."""
     cudnn_benchmark: bool = Field(True, **ROUNDING)
     """On CUDA: time cuDNN's convolution algorithms at the first step and keep the fastest, where
     shapes do not change (strong_forward=all). Another algorithm rounds differently, so repeated

@@ -79,7 +79,6 @@ def check_launch(config: Config) -> None:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda: no CUDA device is visible; use device=cpu or device=auto")
     on_cpu = config.device == "cpu" or not torch.cuda.is_available()
-    check_compile(config, world, on_cpu=on_cpu)
     if config.method.impl == "triton" and on_cpu and os.environ.get("TRITON_INTERPRET") != "1":
         raise ConfigError(
             "method.impl=triton needs a CUDA device (or TRITON_INTERPRET=1, for tests); "
@@ -94,24 +93,4 @@ def _refuse_missing_interface() -> None:
         raise ConfigError(
             f"GLOO_SOCKET_IFNAME={chosen}: {host_name()} has no such network interface, but "
             f"{', '.join(there)}; correct the variable or unset it"
-        )
-
-
-def check_compile(config: Config, world_size: int, *, on_cpu: bool) -> None:
-    """Refuse what cannot be compiled, before anything is built.
-
-    Raises:
-        ConfigError: CUDA graphs without CUDA, or over the gradients of several micro-batches,
-            which each replay would overwrite.
-    """
-    if config.train.compile != "cuda-graphs":
-        return
-    if on_cpu:
-        raise ConfigError(
-            "train.compile=cuda-graphs needs a CUDA device; use train.compile=default or none"
-        )
-    if config.micro_batches(world_size) > 1:
-        raise ConfigError(
-            "train.compile=cuda-graphs overwrites gradients at each replay, so they cannot add up "
-            "over distributed.micro_batch; leave that out or use train.compile=default"
         )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from simpro_fast.config import Config
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.engine.compile import compile_network, has_own_graphs
+from simpro_fast.engine.compile import compile_network
 from simpro_fast.errors import UserError
 
 EngineState = dict[str, Any]
@@ -68,17 +68,13 @@ class PrecisionForward(nn.Module):
         self._device_type = ranks.device.type
         self._bf16 = config.train.precision == "bf16"
         self._dtype = weight_dtype(config)
-        self._graphs = has_own_graphs(config, ranks)
         compile_network(model, config, ranks)
 
     def forward(self, views: Tensor) -> Tensor:
-        if self._graphs:
-            torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._bf16):
             # Views that are bfloat16 already are what autocast would make of them.
             logits: Tensor = self.net(views if self._bf16 else views.to(self._dtype))
-        # The next pass writes where a CUDA graph's outputs lie.
-        return logits.clone() if self._graphs else logits
+        return logits
 
 
 def views_dtype(config: Config) -> torch.dtype:

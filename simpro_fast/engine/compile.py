@@ -11,13 +11,6 @@ from simpro_fast.config import Config
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.errors import UserError
 
-# Ours to torch's. Shapes are static in all of them.
-_MODES = {
-    "default": None,
-    "max-autotune": "max-autotune-no-cudagraphs",
-    "cuda-graphs": "reduce-overhead",
-}
-
 
 def require_compiler(option: str, cure: str, device: torch.device) -> None:
     """torch.compile on CPU needs a C++ compiler: say so before the first step fails.
@@ -41,18 +34,11 @@ def why_not_captured(config: Config, ranks: Ranks) -> str | None:
         return "DeepSpeed's engine works on the host; set distributed.engine=plain"
     if config.micro_batches(ranks.world_size) > 1:
         return "gradients of several micro-batches add up; leave out distributed.micro_batch"
-    if config.train.strong_forward == "confident":
-        return "the number of confident images changes; set train.strong_forward=all"
     return None
 
 
-def has_own_graphs(config: Config, ranks: Ranks) -> bool:
-    """Whether torch.compile replays the network as CUDA graphs; not where the whole step is one."""
-    return config.train.compile == "cuda-graphs" and why_not_captured(config, ranks) is not None
-
-
 def compile_network(network: nn.Module, config: Config, ranks: Ranks) -> None:
-    """Compile the network in place, as `train.compile` says, at its first call.
+    """Compile the network in place over static shapes, as `train.compile` says, at its first call.
 
     Raises:
         UserError: there is no C++ compiler on CPU.
@@ -60,14 +46,12 @@ def compile_network(network: nn.Module, config: Config, ranks: Ranks) -> None:
     mode = config.train.compile
     if mode != "none":
         require_compiler(f"train.compile={mode}", "train.compile=none", ranks.device)
-        own = mode != "cuda-graphs" or has_own_graphs(config, ranks)
-        network.compile(dynamic=False, mode=_MODES[mode] if own else None)
+        # The whole step is captured (step_graph.py), so torch makes no graphs of its own.
+        torch_mode = "max-autotune-no-cudagraphs" if mode == "max-autotune" else None
+        network.compile(dynamic=False, mode=torch_mode)
 
 
 def compile_method(method: nn.Module, config: Config) -> None:
-    """Compile losses, pseudo-labels and counts into one graph with the loss kernels inside.
-
-    Never a CUDA graph: its results are used after the next micro-batch has run.
-    """
+    """Compile losses, pseudo-labels and counts into one graph with the loss kernels inside."""
     if config.train.compile != "none":
         method.compile(dynamic=False, fullgraph=True)

@@ -49,7 +49,7 @@ class ShareIntervals:
     """Whether the chains agree as closely as was asked for; true for independent draws."""
 
 
-def default_row_prior(classes: int) -> np.ndarray:
+def row_prior(classes: int) -> np.ndarray:
     """[K, K] with the weight of one validation image per class: half of it on the right class, half
     spread evenly over all."""
     return 0.5 * np.eye(classes) + 0.5 / classes
@@ -60,12 +60,9 @@ def bayesian_shares(
     predicted: np.ndarray,
     *,
     seed: int,
-    level: float = 0.95,
-    share_prior: float = 1.0,
-    row_prior: np.ndarray | None = None,
     enough_r_hat: float = ENOUGH_R_HAT,
 ) -> ShareIntervals:
-    """Posterior of the class shares of a heap.
+    """Posterior of the class shares of a heap under a uniform prior, with 95 % intervals.
 
     A heap of more than five times as many images as the validation set counts as five times as
     many: the uncertainty then is mostly that of the confusion matrix (intervals are at most a tenth
@@ -82,9 +79,6 @@ def bayesian_shares(
             validation images has the prior's rates, and a wide interval.
         predicted: [K] images of the heap by predicted class.
         seed: the result is a function of it and of the counts.
-        level: of the interval.
-        share_prior: 1 is uniform over all shares.
-        row_prior: [K, K], positive; None: `default_row_prior`.
         enough_r_hat: agreement of the chains at which to stop.
 
     Raises:
@@ -93,16 +87,15 @@ def bayesian_shares(
     confusion, predicted = _checked(confusion, predicted)
     rng = np.random.default_rng(seed)
     classes = len(predicted)
-    rows = confusion + (default_row_prior(classes) if row_prior is None else row_prior)
+    rows = confusion + row_prior(classes)
     if classes <= GIBBS_CLASSES:
         heap = _at_most(predicted, HEAP_PER_VALIDATION * int(confusion.sum()))
-        sample, r_hat = _gibbs(rng, rows, heap, share_prior, enough_r_hat)
+        sample, r_hat = _gibbs(rng, rows, heap, enough_r_hat)
         sampler: Literal["gibbs", "independent"] = "gibbs"
     else:
         drawn = [_independent(rng, rows, predicted)[1] for _ in range(_INDEPENDENT_DRAWS)]
         sample, r_hat, sampler = np.stack(drawn), 1.0, "independent"
-    tail = 50 * (1 - level)
-    low, high = np.percentile(sample, [tail, 100 - tail], axis=0)
+    low, high = np.percentile(sample, [2.5, 97.5], axis=0)
     return ShareIntervals(
         sample.mean(axis=0), low, high, sampler, len(sample), bool(r_hat <= enough_r_hat)
     )
@@ -112,7 +105,6 @@ def _gibbs(
     rng: np.random.Generator,
     rows: np.ndarray,
     heap: np.ndarray,
-    share_prior: float,
     enough_r_hat: float,
 ) -> tuple[np.ndarray, float]:
     """Draws [n, K] of the shares, and how far the chains are apart."""
@@ -126,10 +118,10 @@ def _gibbs(
             by_predicted = (weights / weights.sum(axis=1, keepdims=True)).swapaxes(1, 2)
             # [chain, predicted, true]
             latent = rng.multinomial(heap, by_predicted).swapaxes(1, 2)
-            shares = _dirichlet(rng, share_prior + latent.sum(axis=2))
+            shares = _dirichlet(rng, 1.0 + latent.sum(axis=2))
             rates = _dirichlet(rng, rows + latent)
             for _ in range(_EXCHANGES):
-                rates, shares = _exchange(rng, rates, shares, rows, heap, share_prior)
+                rates, shares = _exchange(rng, rates, shares, rows, heap)
             kept.append(shares)
         sample = np.stack(kept[draws // 2 :], axis=1)
         r_hat = split_r_hat(sample)
@@ -144,14 +136,13 @@ def _exchange(
     shares: np.ndarray,
     rows: np.ndarray,
     heap: np.ndarray,
-    share_prior: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """A Metropolis step of all chains in the coordinates rates [chain, K, K], q = shares @ rates.
 
     There the posterior is Dirichlet(rows) for rates and Dirichlet(heap + 1) for q, independent of
-    each other but for the Jacobian 1 / |det rates| and for the prior of the shares, which must not
-    be negative. The proposal leaves those Dirichlet distributions as they are (a part of each gamma
-    variable is kept, the rest drawn anew), so that only the other factors decide.
+    each other but for the Jacobian 1 / |det rates| and for the shares, which must not be negative.
+    The proposal leaves those Dirichlet distributions as they are (a part of each gamma variable is
+    kept, the rest drawn anew), so that only the other factors decide.
     """
     chains, classes = shares.shape
     keep = rng.choice(_KEPT)
@@ -163,8 +154,6 @@ def _exchange(
     moved = np.linalg.solve(proposed.swapaxes(1, 2), q[:, :, None])[:, :, 0]
     inside = moved.min(axis=1) > 0
     gain = np.linalg.slogdet(rates)[1] - np.linalg.slogdet(proposed)[1]
-    logs = np.log(np.where(inside[:, None], moved, 1.0)) - np.log(shares)
-    gain = gain + (share_prior - 1) * logs.sum(axis=1)
     accepted = inside & (np.log(rng.random(chains)) < gain)
     return (
         np.where(accepted[:, None, None], proposed, rates),

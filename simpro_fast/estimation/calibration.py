@@ -12,11 +12,9 @@ BINS = 15
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 100.0
 
 
-def wilson_interval(
-    correct: np.ndarray, count: np.ndarray, level: float = 0.95
-) -> tuple[np.ndarray, np.ndarray]:
+def wilson_interval(correct: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Bounds of a proportion (Wilson, JASA 1927), elementwise; NaN where count is 0."""
-    z2 = float(ndtri(0.5 + level / 2)) ** 2
+    z2 = float(ndtri(0.975)) ** 2
     correct, count = np.asarray(correct, np.float64), np.asarray(count, np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):
         share = correct / count
@@ -25,10 +23,8 @@ def wilson_interval(
     return np.clip(centre - half, 0, 1), np.clip(centre + half, 0, 1)
 
 
-def mean_interval(
-    correct: np.ndarray, count: np.ndarray, level: float = 0.95
-) -> tuple[float, float] | None:
-    """Bounds of the mean over classes of their accuracies, from independent Wilson intervals.
+def mean_interval(correct: np.ndarray, count: np.ndarray) -> tuple[float, float] | None:
+    """95 % bounds of the mean over classes of their accuracies, from independent Wilson intervals.
 
     Each side of every class's interval counts like a standard error: distances to the bounds are
     added in squares (Newcombe's method MOVER; Zou and Donner, Statistics in Medicine 2008).
@@ -44,7 +40,7 @@ def mean_interval(
         return None
     correct, count = np.asarray(correct)[present], np.asarray(count)[present]
     accuracy = correct / count
-    low, high = wilson_interval(correct, count, level)
+    low, high = wilson_interval(correct, count)
     below = np.sqrt(((accuracy - low) ** 2).sum()) / len(count)
     above = np.sqrt(((high - accuracy) ** 2).sum()) / len(count)
     return float(accuracy.mean() - below), float(accuracy.mean() + above)

@@ -11,6 +11,9 @@ import numpy as np
 
 from simpro_fast.estimation.posterior import FLOOR
 
+TOLERANCE, MOST_ITERATIONS = 1e-6, 10_000
+"""EM ends where no share moves by more, or after so many steps."""
+
 
 @dataclass(frozen=True, eq=False)
 class EmShares:
@@ -22,13 +25,7 @@ class EmShares:
     converged: bool
 
 
-def em_shares(
-    posteriors: np.ndarray,
-    training_prior: np.ndarray,
-    *,
-    tolerance: float = 1e-6,
-    most_iterations: int = 10_000,
-) -> EmShares:
+def em_shares(posteriors: np.ndarray, training_prior: np.ndarray) -> EmShares:
     """Shares of greatest likelihood by expectation maximisation (Saerens, Latinne, Decaestecker,
     Neural Computation 2002), started at the training prior.
 
@@ -38,7 +35,6 @@ def em_shares(
     Args:
         posteriors: [n, K] under the training prior, rows sum to 1.
         training_prior: [K], of any positive sum; floored as in `posterior`.
-        tolerance: ends where no share moves by more.
     """
     rows = len(posteriors)
     if not rows:
@@ -46,15 +42,15 @@ def em_shares(
     prior = np.maximum(np.asarray(training_prior, np.float64) / np.sum(training_prior), FLOOR)
     likelihoods = posteriors / prior
     found = prior / prior.sum()
-    for iteration in range(1, most_iterations + 1):
+    for iteration in range(1, MOST_ITERATIONS + 1):
         evidence = likelihoods @ found
         moved = found * ((1 / evidence) @ likelihoods) / rows
         moved /= moved.sum()
         change = float(np.abs(moved - found).max())
         found = moved
-        if change <= tolerance:
+        if change <= TOLERANCE:
             return EmShares(found, iteration, True)
-    return EmShares(found, most_iterations, False)
+    return EmShares(found, MOST_ITERATIONS, False)
 
 
 def black_box_shares(confusion: np.ndarray, predicted: np.ndarray) -> np.ndarray:

@@ -30,10 +30,10 @@ _guard: tuple[int, int] | None = None
 """Process that stands by, and the end of the pipe to it."""
 
 
-def end_on_signals(grace: float = GRACE) -> None:
-    """From here on SIGTERM, SIGUSR1 and Ctrl-C end the process at once, or within `grace`."""
+def end_on_signals() -> None:
+    """From here on SIGTERM, SIGUSR1 and Ctrl-C end the process at once, or within `GRACE`."""
     with suppress(OSError):  # no process, no memory: the handlers alone must do
-        _post_guard(grace)
+        _post_guard(GRACE)
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, end_at_once)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # nohup and `&` ignore Ctrl-C

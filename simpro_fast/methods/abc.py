@@ -77,12 +77,20 @@ class ABC(Method):
         targets, weak = self._checked_targets(targets), logits_weak.detach()
         labeled = self._labeled_loss(logits_labeled, targets, uniform_labeled[:, 0])
         plain = pseudo_label_cross_entropy(
-            *(weak[:, MAIN], logits_strong[:, MAIN], None, None, self._bound),
+            weak[:, MAIN],
+            logits_strong[:, MAIN],
+            None,
+            None,
+            self._bound,
             hard=True,
             impl=self.impl,
         )
         balanced = pseudo_label_cross_entropy(
-            *(weak[:, BALANCED], logits_strong[:, BALANCED], None, None, self._bound),
+            weak[:, BALANCED],
+            logits_strong[:, BALANCED],
+            None,
+            None,
+            self._bound,
             reduction="none",
             impl=self.impl,
         )

@@ -74,14 +74,12 @@ class CDMAD(Method):
             weak, logits_strong, bias, None, self._bound, impl=self.impl
         )
         return self._counted(
-            *(
-                labeled,
-                unlabeled.loss,
-                targets,
-                unlabeled.mask,
-                (weak if bias is None else weak + bias).argmax(1),
-                unlabeled.class_mass,
-            )
+            labeled,
+            unlabeled.loss,
+            targets,
+            unlabeled.mask,
+            (weak if bias is None else weak + bias).argmax(1),
+            unlabeled.class_mass,
         )
 
     @torch.no_grad()

@@ -90,13 +90,14 @@ class CoSSL(Method):
         for name in ("head", "head_average", "moment1", "moment2"):
             self.register_buffer(name, torch.zeros(classes, size + 1, dtype=torch.float64))
         self.labeled_rows = StepRows(
-            *(setting.batch_size, self.process_group),
+            setting.batch_size,
+            self.process_group,
             features=torch.zeros(size),
             labels=torch.tensor(IGNORED_TARGET),
             uniforms=torch.zeros(5),
         )
         self.unlabeled_rows = StepRows(
-            *(setting.mu * setting.batch_size, self.process_group), features=torch.zeros(size)
+            setting.mu * setting.batch_size, self.process_group, features=torch.zeros(size)
         )
 
     def phase_at(self, period: int) -> int:
@@ -132,14 +133,7 @@ class CoSSL(Method):
             self.labeled_rows.add(features=last_view, labels=targets, uniforms=uniform_labeled)
             self.unlabeled_rows.add(features=teacher_weak)
         return self._counted(
-            *(
-                labeled,
-                unlabeled.loss,
-                targets,
-                unlabeled.mask,
-                weak.argmax(1),
-                unlabeled.class_mass,
-            )
+            labeled, unlabeled.loss, targets, unlabeled.mask, weak.argmax(1), unlabeled.class_mass
         )
 
     @torch.no_grad()

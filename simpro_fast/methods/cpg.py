@@ -94,7 +94,8 @@ class CPG(Method):
         votes = torch.zeros(setting.num_unlabeled * classes + 1, dtype=torch.int32)
         self.register_buffer("votes", votes)
         self.new = StepRows(
-            *(setting.mu * setting.batch_size, self.process_group),
+            setting.mu * setting.batch_size,
+            self.process_group,
             place=torch.tensor(len(votes) - 1),
         )
 
@@ -155,7 +156,7 @@ class CPG(Method):
             logits_labeled[:, AUXILIARY], targets, log_current, impl=self.impl
         )
         unlabeled = pseudo_label_cross_entropy(
-            *(weak[:, AUXILIARY], logits_strong[:, AUXILIARY], None, None, 0.0), impl=self.impl
+            weak[:, AUXILIARY], logits_strong[:, AUXILIARY], None, None, 0.0, impl=self.impl
         ).loss
         mask, pseudo_labels = self._candidates(weak[:, MAIN], logits_strong.detach()[:, MAIN])
         if self.training:
@@ -172,7 +173,11 @@ class CPG(Method):
         one_hot = (label[:, None] == classes).to(log_prior.dtype)
         smooth = one_hot * (1 - self.smoothing) + self.smoothing / self.num_classes
         rows = pseudo_label_cross_entropy(
-            *(smooth.log(), logits.to(log_prior.dtype), None, log_prior, 0.0),
+            smooth.log(),
+            logits.to(log_prior.dtype),
+            None,
+            log_prior,
+            0.0,
             reduction="none",
             impl=self.impl,
         ).loss

@@ -85,7 +85,8 @@ class DARP(Method):
         self.register_buffer("refined_label", torch.zeros(images, dtype=torch.int64))
         self.register_buffer("refined_confidence", torch.zeros(images))
         self.new = StepRows(
-            *(setting.mu * setting.batch_size, self.process_group),
+            setting.mu * setting.batch_size,
+            self.process_group,
             positions=torch.tensor(images),
             predicted=torch.zeros(classes),
         )

@@ -80,7 +80,8 @@ class DASO(Method):
         self.register_buffer("label_share", torch.full_like(self.phi, 1 / classes))
         self.labels_seen = torch.zeros_like(self.phi)
         self.new = StepRows(
-            *(setting.batch_size, self.process_group),
+            setting.batch_size,
+            self.process_group,
             features=torch.zeros(size),
             labels=torch.tensor(IGNORED_TARGET),
         )

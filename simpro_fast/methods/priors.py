@@ -204,18 +204,12 @@ class PriorTracker(nn.Module):
         seen = labeled.sum() + unlabeled.sum()
         normaliser = mass.sum() + (1.0 if self.variant == "released" else 0.0)
         keep_pi_u = (normaliser == 0) | (seen == 0)
-        pi_u_stays, phi_stays = self.momenta()
-        moved_pi_u = pi_u.lerp(mass / normaliser, 1 - pi_u_stays)
-        moved_phi = phi.lerp((labeled + unlabeled) / seen, 1 - phi_stays)
+        moved_pi_u = pi_u.lerp(mass / normaliser, 1 - self.momentum)
+        moved_phi = phi.lerp((labeled + unlabeled) / seen, 1 - self.momentum)
         self.pi_u.copy_(torch.where(keep_pi_u, pi_u, moved_pi_u))
         self.phi.copy_(torch.where(seen == 0, phi, moved_phi))
         self.labeled_count.zero_()
         self.unlabeled_mass.zero_()
-
-    def momenta(self) -> tuple[Tensor, Tensor]:
-        """Of pi_u and of phi at this update, float64 []."""
-        momentum = self.pi_u.new_full((), self.momentum)
-        return momentum, momentum
 
     def prior_mass(self, unlabeled: Tensor) -> Tensor:
         """What pi_u moves to, before it is normalised; `unlabeled` [K] is that of all ranks."""

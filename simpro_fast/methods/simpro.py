@@ -40,18 +40,13 @@ class SimPro(PseudoLabelMethod):
         hard: one-hot pseudo-labels in place of soft ones.
         adjust_pseudo_labels: False removes a(pi_u) (ablation without E step).
         adjust_loss: False removes a(phi) from both losses (ablation without M step).
-        calibrated: q = softmax(f + a(phi) + log pi_u - log phi), the posterior of what the loss
-            trains, moved from phi to pi_u; the same as published at tau 1.
         labeled_weight: of a labeled image in phi, where a kept unlabeled one has 1, as published.
         prior_rows: "all": masked images count for pi_u as well (Saerens et al., 2002).
-        hold_prior: calls of `update_priors` at the start that leave pi_u uniform.
-        grow_momentum: momentum of call n (from 0) at most (1 + n) / (10 + n).
         impl: kernel implementation, "auto", "triton", "eager" or "compile".
         process_group: ranks whose class counts are summed; None: all.
     """
 
     Config: ClassVar[type[SimProConfig]] = SimProConfig
-    updates: Tensor
 
     def __init__(
         self,
@@ -66,11 +61,8 @@ class SimPro(PseudoLabelMethod):
         hard: bool = False,
         adjust_pseudo_labels: bool = True,
         adjust_loss: bool = True,
-        calibrated: bool = False,
         labeled_weight: float = 1.0,
         prior_rows: Literal["kept", "all"] = "kept",
-        hold_prior: int = 0,
-        grow_momentum: bool = False,
         impl: Impl = "auto",
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -87,33 +79,25 @@ class SimPro(PseudoLabelMethod):
         )
         if tau < 0:
             raise ValueError(f"tau must not be negative, got {tau}")
-        if calibrated and not adjust_pseudo_labels:
-            raise ValueError("calibrated=True has no meaning with adjust_pseudo_labels=False")
         if not labeled_weight > 0:
             raise ValueError(f"labeled_weight must be positive, got {labeled_weight}")
         if prior_rows not in ("kept", "all"):
             raise ValueError(f"prior_rows must be 'kept' or 'all', got {prior_rows!r}")
-        if hold_prior < 0:
-            raise ValueError(f"hold_prior must not be negative, got {hold_prior}")
         self.tau = tau
         self.adjust_pseudo_labels = adjust_pseudo_labels
         self.adjust_loss = adjust_loss
-        self.calibrated = calibrated
         self.labeled_weight = labeled_weight
-        self.hold_prior, self.grow_momentum = hold_prior, grow_momentum
-        # Part of the state only where they are used: other checkpoints stay as they were.
+        # Part of the state only where it is used: other checkpoints stay as they were.
         with torch.inference_mode(False):
             self.all_mass = torch.zeros_like(self.pi_u) if prior_rows == "all" else None
             if self.all_mass is not None:
                 self.rank_counts = (*type(self).rank_counts, "all_mass")
-            if hold_prior or grow_momentum:
-                self.register_buffer("updates", torch.zeros((), dtype=torch.float64))
 
     @classmethod
     def build(cls, config: Any, setting: Setting) -> SimPro:
         own = {key: getattr(config, key) for key in cls.Config.own_keys()}
-        weights = {"drawn": 1.0, "alpha": setting.alpha, "loss": setting.alpha * setting.mu}
-        own["labeled_weight"] = weights[own.pop("phi_counts")]
+        in_loss = own.pop("phi_counts") == "loss"
+        own["labeled_weight"] = setting.alpha * setting.mu if in_loss else 1.0
         return cls(**common(config, setting), **own)
 
     @property
@@ -124,11 +108,7 @@ class SimPro(PseudoLabelMethod):
     def adjustments(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """tau * log pi_u and tau * log phi, floored by the variant; None where switched off."""
         weak = strong = None
-        if self.calibrated:
-            of_phi = log_prior(self.phi, 1.0, self.variant)
-            posterior = log_prior(self.phi, self.loss_tau, self.variant) - of_phi
-            weak = (posterior + log_prior(self.pi_u, 1.0, self.variant)).to(dtype)
-        elif self.adjust_pseudo_labels:
+        if self.adjust_pseudo_labels:
             weak = log_prior(self.pi_u, self.tau, self.variant).to(dtype)
         if self.adjust_loss:
             strong = log_prior(self.phi, self.tau, self.variant).to(dtype)
@@ -142,23 +122,10 @@ class SimPro(PseudoLabelMethod):
     def prior_mass(self, unlabeled: Tensor) -> Tensor:
         return unlabeled if self.all_mass is None else self.over_ranks(self.all_mass)
 
-    def momenta(self) -> tuple[Tensor, Tensor]:
-        return self.momenta_at(self.updates) if "updates" in self._buffers else super().momenta()
-
-    def momenta_at(self, updates: Tensor) -> tuple[Tensor, Tensor]:
-        """Of pi_u and of phi after so many updates, float64 and of any shape."""
-        momentum = torch.full_like(updates, self.momentum)
-        if self.grow_momentum:
-            momentum = torch.minimum(momentum, (1 + updates) / (10 + updates))
-        return torch.where(updates < self.hold_prior, 1.0, momentum), momentum
-
     def update_priors(self) -> None:
         super().update_priors()
-        with torch.no_grad():
-            if self.all_mass is not None:
-                self.all_mass.zero_()
-            if "updates" in self._buffers:
-                self.updates += 1
+        if self.all_mass is not None:
+            self.all_mass.zero_()
 
     def extra_repr(self) -> str:
         return (

@@ -46,11 +46,6 @@ class SimProStar(SimPro):
         super().__init__(labeled_counts, *args, **kwargs)
         if anchor_after < 0:
             raise ValueError(f"anchor_after must not be negative, got {anchor_after}")
-        if 0 < anchor_after <= self.hold_prior:
-            raise ValueError(
-                f"hold_prior={self.hold_prior} leaves nothing to choose the anchor by; it must be "
-                f"below anchor_after={anchor_after}"
-            )
         self.anchor_after = anchor_after
         with torch.inference_mode(False):
             prior = labeled_prior(labeled_counts)
@@ -67,8 +62,7 @@ class SimProStar(SimPro):
     @torch.no_grad()
     def choose_anchor(self) -> str:
         """Make the nearest anchor pi_u for good, and say which one it is."""
-        updates = torch.arange(self.anchor_after, dtype=torch.float64, device=self.pi_u.device)
-        start = self.momenta_at(updates)[0].prod() / self.num_classes
+        start = self.momentum**self.anchor_after / self.num_classes
         seen = (self.pi_u - start).clamp_min(0)
         # Nothing seen, by rounding: the uniform start is all there is.
         estimate = seen / seen.sum() if seen.sum() > 1e-9 else self.normalised_pi_u()

@@ -51,39 +51,37 @@ def _as_ours(norm: _BatchNorm) -> BatchNormAct:
     return converted.train(norm.training)
 
 
-def average_buffers(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
+def average_buffers(model: nn.Module) -> None:
     """Replace the float buffers by their mean over the ranks, in one collective.
 
     For `distributed.sync_bn: average_buffers`, before the EMA, an evaluation or a
     checkpoint reads them; afterwards they are equal on all ranks bit for bit. All ranks must call
     it. Integer buffers count steps and are equal already. Does nothing on a single rank.
     """
-    _share_buffers(model, process_group, first_rank_only=False)
+    _share_buffers(model, first_rank_only=False)
 
 
-def first_rank_buffers(model: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
+def first_rank_buffers(model: nn.Module) -> None:
     """Replace the float buffers by those of the first rank, as DDP does; else `average_buffers`.
 
     For `distributed.sync_bn: false`.
     """
-    _share_buffers(model, process_group, first_rank_only=True)
+    _share_buffers(model, first_rank_only=True)
 
 
 @torch.no_grad()
-def _share_buffers(
-    model: nn.Module, process_group: dist.ProcessGroup | None, *, first_rank_only: bool
-) -> None:
+def _share_buffers(model: nn.Module, *, first_rank_only: bool) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         return
-    world_size = dist.get_world_size(process_group)
+    world_size = dist.get_world_size()
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     if world_size == 1 or not buffers:
         return
     packed = torch.cat([buffer.double().flatten() for buffer in buffers])
     if first_rank_only:
-        dist.broadcast(packed, group_src=0, group=process_group)
+        dist.broadcast(packed, src=0)
     else:
-        dist.all_reduce(packed, group=process_group)
+        dist.all_reduce(packed)
         packed /= world_size
     parts = packed.split([buffer.numel() for buffer in buffers])
     for buffer, part in zip(buffers, parts, strict=True):

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from simpro_fast.config import Config, flatten, load_config
+from simpro_fast.config import flatten, load_config
+from simpro_fast.config.explain import flat_items
 from simpro_fast.config.find import shipped_configs
 
 NAME = "published.csv"
@@ -35,29 +36,37 @@ def read_published() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def published_for(config: Config) -> Published | None:
-    """The number published for a run that trains as `config` does, whatever its seed; else None.
+def published_for(config: dict[str, Any]) -> Published | None:
+    """The number published for a run that trains as `config` says, whatever its seed; else None.
 
     Paths, names and what merely rounds differently do not matter.
+
+    Args:
+        config: contents of a run's config.yaml. Nothing that it names is imported.
     """
-    if config.model.weights is not None:
+    said = dict(flat_items(config, ""))
+    if said.get("model.weights") is not None:
         return None
-    return _by_training().get(_training(config))
+    for training, number in _by_training():
+        if all(key in said and said[key] == value for key, value in training.items()):
+            return number
+    return None
 
 
 @cache
-def _by_training() -> dict[tuple[tuple[str, Any], ...], Published]:
-    found: dict[tuple[tuple[str, Any], ...], Published] = {}
+def _by_training() -> list[tuple[dict[str, Any], Published]]:
+    """What each published number was trained with: keys that change a training, but the seed."""
+    found: list[tuple[dict[str, Any], Published]] = []
     for row in read_published():
         if row["config"]:
             config = load_config(row["config"], row["overrides"].split())
             std = float(row["std"]) if row["std"] else None
             number = Published(row["metric"], float(row["mean"]), std, row["method"], row["source"])
-            found.setdefault(_training(config), number)
+            changes = type(config).changes()
+            training = {
+                key: value
+                for key, value in flatten(config).items()
+                if changes[key] in ("training", "length") and key != "seed"
+            }
+            found.append((training, number))
     return found
-
-
-def _training(config: Config) -> tuple[tuple[str, Any], ...]:
-    changes = type(config).changes()
-    kept = ((k, v) for k, v in flatten(config).items() if changes[k] in ("training", "length"))
-    return tuple((k, repr(v)) for k, v in kept if k != "seed")

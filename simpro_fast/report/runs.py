@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from simpro_fast.config.load import read_tree
-from simpro_fast.config.smoke import FOLDER as SMOKE_FOLDER
 from simpro_fast.errors import UserError
 from simpro_fast.printable import printables
 from simpro_fast.utils.atomic_write import read_json
@@ -100,8 +99,6 @@ def _runs_below(path: Path) -> Iterator[Path]:
         if here != path and is_run(here):
             names.clear()
             yield here
-        elif here == path and SMOKE_FOLDER in names:
-            names.remove(SMOKE_FOLDER)  # trial runs
 
 
 def load_run(run_dir: Path, summary: dict[str, Any] | None = None) -> Run:

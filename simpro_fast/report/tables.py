@@ -1,130 +1,106 @@
-"""Tables of experiments in Markdown and LaTeX: mean and standard deviation over seeds."""
+"""Experiments as one table in Markdown, LaTeX or CSV, beside the published numbers."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from statistics import fmean, stdev
+from collections.abc import Sequence
 
 from simpro_fast.printable import printable
-from simpro_fast.report.published import Published
+from simpro_fast.report.groups import Group
+from simpro_fast.report.published import Published, published_for
+from simpro_fast.report.runs import METHOD_TITLES, kl_of_uniform
+from simpro_fast.report.terminal import spread_text
 
-
-@dataclass(frozen=True)
-class Metric:
-    """How a number of summary.json is shown."""
-
-    key: str
-    title: str
-    digits: int
-    published: bool = False
-    """Whether published accuracies may stand beside it."""
-
-
-METRICS = {
-    metric.key: metric
-    for metric in (
-        Metric("top1", "top-1 %", 1, published=True),
-        Metric("top1_mean_last20", "top-1 %, mean of the last 20 evaluations", 1),
-        Metric("top1_class_mean", "top-1 %, mean of the classes", 1),
-        Metric("kl_pi_u", "KL(true, pi_u), nats", 3),
-    )
+FORMATS = ("markdown", "latex", "csv")
+NUMBERS = {
+    "top1": ("top-1 %", 1),
+    "top1_class_mean": ("top-1 %, mean of the classes", 1),
+    "kl_pi_u": ("KL(true, pi_u), nats", 3),
 }
+"""Keys of summary.json, their titles and decimal places."""
 
 
-@dataclass
-class Cell:
-    """One experiment: its values over seeds, and what is published for it."""
+def experiments(groups: Sequence[Group], form: str) -> str:
+    """One row for each experiment: mean and standard deviation over seeds, what is published.
 
-    values: list[float] = field(default_factory=list)
-    seeds: int = 0
-    """How many there shall be."""
-    published: Published | None = None
+    Args:
+        form: of `FORMATS`. In Markdown and LaTeX a deviation stands in the cell of its mean, and
+            the sources below; CSV has a column for each number.
+    """
+    published = [published_for(group.runs[0].config) for group in groups]
+    if form == "csv":
+        return _csv(groups, published)
+    header = ["experiment", "method", "seeds", *(title for title, _ in NUMBERS.values())]
+    header += ["KL of a uniform guess", "published top-1 %"]
+    rows = []
+    for group, number in zip(groups, published, strict=True):
+        beside = (number.mean, number.std) if number else (None, None)
+        rows.append(
+            [
+                *_names(group),
+                *(spread_text(group.number(key), digits) for key, (_, digits) in NUMBERS.items()),
+                spread_text((_uniform(group), None), 3),
+                spread_text(beside, 2),
+            ]
+        )
+    sources = dict.fromkeys(number.source for number in published if number)
+    notes = ["Of the last EMA weights on the test set; mean ± standard deviation over the seeds."]
+    if sources:
+        notes.append(
+            f"Published by {'; '.join(sources)}. The paper does not say whether its numbers are of "
+            "the last evaluation or the mean of the last 20."
+        )
+    if form == "latex":
+        return "\n".join([*(f"% {note}" for note in notes), latex(header, rows)])
+    return "\n".join([markdown(header, rows), *(f"{note}\n" for note in notes)])
 
 
-@dataclass
-class Block:
-    """A table of one metric."""
-
-    metric: Metric
-    columns: list[str]
-    rows: dict[str, list[Cell]]
-
-
-def markdown(blocks: Sequence[Block], notes: Sequence[str]) -> str:
-    """All blocks as one table each, then the notes."""
-    lines: list[str] = []
-    for block in blocks:
-        header = [block.metric.title, *block.columns, *_mean_title(block)]
-        lines += [_line(header), "|---" * len(header) + "|"]
-        for title, cells in block.rows.items():
-            texts = [_cell(cell, block.metric, "±") for cell in cells]
-            lines.append(_line([title, *texts, *_mean(block, cells)]))
-        lines.append("")
-    return "\n".join([*lines, *(f"{note}\n" for note in notes)])
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first row is the header."""
+    lines = (
+        f"| {' | '.join(printable(cell).replace('|', chr(92) + '|') for cell in cells)} |"
+        for cells in (header, *rows)
+    )
+    first, *rest = lines
+    return "\n".join([first, "|---" * len(header) + "|", *rest, ""])
 
 
-def latex(blocks: Sequence[Block], notes: Sequence[str]) -> str:
-    """The same as `tabular` environments, for the package booktabs; notes are comments."""
-    lines = [f"% {printable(note)}" for note in notes] + [r"% \usepackage{booktabs}"]
-    for block in blocks:
-        header = [block.metric.title, *block.columns, *_mean_title(block)]
-        lines += [
-            rf"\begin{{tabular}}{{l{'c' * (len(header) - 1)}}}",
-            r"\toprule",
-            _row(map(_escape, header)),
-            r"\midrule",
-        ]
-        for title, cells in block.rows.items():
-            texts = [_cell(cell, block.metric, r"$\pm$") for cell in cells]
-            lines.append(_row([_escape(title), *texts, *_mean(block, cells)]))
-        lines += [r"\bottomrule", r"\end{tabular}", ""]
+def latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same as a `tabular`, for the package booktabs."""
+    first, *rest = (" & ".join(map(_escape, cells)) + r" \\" for cells in (header, *rows))
+    lines = [r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{l{'c' * (len(header) - 1)}}}"]
+    lines += [r"\toprule", first, r"\midrule", *rest, r"\bottomrule", r"\end{tabular}", ""]
     return "\n".join(lines)
 
 
-def spread(values: Sequence[float], digits: int, sign: str = "±") -> str:
-    """Mean, and the standard deviation of more than one value."""
-    text = f"{fmean(values):.{digits}f}"
-    return text if len(values) < 2 else f"{text} {sign} {stdev(values):.{digits}f}"
+def _csv(groups: Sequence[Group], published: Sequence[Published | None]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    numbers = [name for key in NUMBERS for name in (key, f"{key}_std")]
+    beside = ("kl_uniform", "published", "published_std", "source")
+    writer.writerow(["experiment", "method", "seeds", *numbers, *beside])
+    for group, number in zip(groups, published, strict=True):
+        values = [value for key in NUMBERS for value in group.number(key)]
+        known = (number.mean, number.std, number.source) if number else (None, None, None)
+        writer.writerow([*_names(group), *values, _uniform(group), *known])
+    return text.getvalue()
 
 
-def _cell(cell: Cell, metric: Metric, sign: str) -> str:
-    """Mean, deviation, number of seeds where some are missing, and the published number."""
-    text = "-"
-    if cell.values:
-        text = spread(cell.values, metric.digits, sign)
-        if len(cell.values) < cell.seeds:
-            text += f" ({len(cell.values)} of {cell.seeds} seeds)"
-    if metric.published and cell.published is not None:
-        number = cell.published
-        deviation = "" if number.std is None else f" {sign} {number.std:.2f}"
-        text += f" [{number.mean:.1f}{deviation}]"
-    return text
+def _names(group: Group) -> list[str]:
+    method = str(group.summary["method"])
+    return [str(group.summary["name"]), METHOD_TITLES.get(method, method), str(len(group.runs))]
 
 
-def _mean_title(block: Block) -> list[str]:
-    return ["mean"] if len(block.columns) > 1 else []
-
-
-def _mean(block: Block, cells: Sequence[Cell]) -> list[str]:
-    """Of the columns' means, where all are there."""
-    if len(block.columns) < 2:
-        return []
-    means = [fmean(cell.values) for cell in cells if cell.values]
-    return [f"{fmean(means):.{block.metric.digits}f}" if len(means) == len(cells) else "-"]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(printable(cell).replace('|', chr(92) + '|') for cell in cells)} |"
-
-
-def _row(cells: Iterable[str]) -> str:
-    return " & ".join(cells) + r" \\"
+def _uniform(group: Group) -> float | None:
+    truth = group.summary.get("pi_u_true")
+    return kl_of_uniform(truth) if truth else None
 
 
 def _escape(text: str) -> str:
     words = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    words["±"] = r"$\pm$"
     return re.sub(
-        r"[\\~^&%$#_{}]", lambda found: words.get(found[0], f"\\{found[0]}"), printable(text)
+        r"[\\~^&%$#_{}±]", lambda found: words.get(found[0], f"\\{found[0]}"), printable(text)
     )

@@ -95,5 +95,9 @@ def announce_dry_run(
     besides = f", besides {tests} evaluation(s)" if tests else ""
     logger.info(
         "%.3g s/step (the first took %.3g s): %d steps take about %s%s",
-        *(seconds, first, steps, clock(steps * seconds), besides),
+        seconds,
+        first,
+        steps,
+        clock(steps * seconds),
+        besides,
     )

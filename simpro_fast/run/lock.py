@@ -17,7 +17,7 @@ _CURE = "check output_dir and its permissions"
 
 
 def lock_path(run_dir: Path) -> Path:
-    """Beside the run directory, which a smoke run empties and a user may move away."""
+    """Beside the run directory, which a user may move away."""
     return run_dir.with_name(f".{run_dir.name}.lock")
 
 

@@ -6,7 +6,6 @@ import shutil
 import sys
 import time
 from collections import deque
-from typing import TextIO
 
 REFRESH_SECONDS = 0.5
 RECENT = 10
@@ -17,22 +16,13 @@ class Progress:
     """One live line on a terminal, or one line per period elsewhere.
 
     Args:
-        mode: `auto` (live where `stream` is a terminal), `on` (live), `off` (nothing).
+        mode: `auto` (live where stdout is a terminal), `on` (live), `off` (nothing).
         total: steps of the whole run.
         views_per_step: over all ranks.
-        stream: None: stdout as it is now.
     """
 
-    def __init__(
-        self,
-        mode: str,
-        total: int,
-        views_per_step: int,
-        *,
-        main: bool,
-        stream: TextIO | None = None,
-    ) -> None:
-        self._stream = sys.stdout if stream is None else stream
+    def __init__(self, mode: str, total: int, views_per_step: int, *, main: bool) -> None:
+        self._stream = sys.stdout
         self._live = mode == "on" or (mode == "auto" and self._stream.isatty())
         self._enabled = main and mode != "off"
         self._total = total

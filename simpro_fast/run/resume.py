@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from simpro_fast.config import Config, flatten, load_config, parse_config
-from simpro_fast.config.bounds import shown
+from simpro_fast.config.explain import shown
 from simpro_fast.config.methods import method_entry
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
@@ -49,9 +49,6 @@ def agreed_fingerprint(dataset: ArrayDataset, split: Split, ranks: Ranks) -> dic
     # Of rank 0: copies on other machines have times of their own.
     state = dataset.files_state() if ranks.is_main else ""
     return {"data": data, "split": cut, FILES: ranks.gather_bytes(state.encode())[0].decode()}
-
-
-RETIRED_KEYS = (("data", "steps_per_fetch"),)
 
 
 def find_state(
@@ -96,27 +93,11 @@ def check_state(path: Path, state: dict[str, Any]) -> None:
 
 
 def _saved_config(state: dict[str, Any]) -> Config:
-    """The configuration in a checkpoint, keys of earlier versions as they are called now."""
-    tree = {k: dict(v) if isinstance(v, dict) else v for k, v in state["config"].items()}
-    for section, key in RETIRED_KEYS:
-        if isinstance(tree.get(section), dict):
-            tree[section].pop(key, None)
-    method = tree.get("method")
+    """The configuration in a checkpoint; a method outside of the package is not imported."""
+    method = state["config"].get("method")
     if isinstance(method, dict):
-        if "recipe" in method:
-            _split_method_keys(method)
         method_entry(str(method.get("name")), may_import=False)
-    return parse_config(tree)
-
-
-def _split_method_keys(method: dict[str, Any]) -> None:
-    """A method section of before methods had keys of their own, where some meant nothing."""
-    method["variant"] = method.pop("recipe")
-    if method.get("hard") is None:
-        method.pop("hard", None)
-    if method.get("name") == "fixmatch":
-        for key in ("tau", "adjust_pseudo_labels", "adjust_loss"):
-            method.pop(key, None)
+    return parse_config(state["config"])
 
 
 def load_state(

@@ -18,18 +18,14 @@ MOST = 50
 """Steps that are timed: as many as take about `SECONDS`, at least one and at most so many."""
 
 
-def dry_run(trainer: Trainer, *, fresh: bool = False) -> None:
+def dry_run(trainer: Trainer) -> None:
     """Train some steps and say what they gave and took.
 
     What a start refuses is refused here too: a run directory with the checkpoint of another run.
     All ranks call it together.
-
-    Args:
-        fresh: what is in the run directory does not count, as with `--smoke`.
     """
     config, ranks = trainer.config, trainer.ranks
-    if not fresh:
-        find_state(config, trainer.run, trainer.fingerprint, ranks)
+    find_state(config, trainer.run, trainer.fingerprint, ranks)
     trainer.announce()
     started = time.perf_counter()
     trainer.train_step()

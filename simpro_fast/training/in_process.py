@@ -47,7 +47,7 @@ class FinishedRun(Run):
 def train(
     config: str | os.PathLike[str] | Mapping[str, Any] | Config, *overrides: str
 ) -> FinishedRun:
-    """Train in this process, on one device, as `launch/train.py` does.
+    """Train in this process, on one device, as `simpro-fast train` does.
 
     Goes on from the newest checkpoint of the run; a finished run is returned as it is. Ctrl-C (the
     stop button of a notebook) raises `KeyboardInterrupt`, and the same call goes on from the last

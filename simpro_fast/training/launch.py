@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-import shutil
 from contextlib import ExitStack
 
 import torch.distributed as dist
 
 from simpro_fast.config import Config
 from simpro_fast.distributed.environment import check_launch
-from simpro_fast.distributed.process_group import Ranks, start_ranks, stop_ranks
+from simpro_fast.distributed.process_group import start_ranks, stop_ranks
 from simpro_fast.fault_tolerance.exit_code import conclude
 from simpro_fast.fault_tolerance.watchdog import Watchdog
 from simpro_fast.run.banner import announce_launch
@@ -21,17 +19,12 @@ from simpro_fast.training.dry_run import dry_run as try_steps
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.logs import log_to_terminal
 
-logger = logging.getLogger(__name__)
 
-
-def run_training(
-    config: Config, *, dry_run: bool = False, empty_first: bool = False, guest: bool = False
-) -> int:
+def run_training(config: Config, *, dry_run: bool = False, guest: bool = False) -> int:
     """Train to `train.steps`, from the newest checkpoint; a finished run is left as it is.
 
     Args:
         dry_run: some steps, nothing is written.
-        empty_first: start from an empty run directory, as `--smoke` does.
         guest: the process is another program's, such as a notebook's: its signals are left alone,
             nothing ends the process, and what goes wrong is raised.
 
@@ -54,11 +47,7 @@ def run_training(
             lock.probe()
         else:
             lock.take()
-            if empty_first:
-                _empty(config, ranks)
-        # What a smoke run finds there it empties, so its dry run does not look.
-        finished = not (dry_run and empty_first) and is_finished(config, ranks)
-        if finished and not dry_run:
+        if is_finished(config, ranks) and not dry_run:
             return 0
         if not guest:
             watchdog.start()
@@ -67,7 +56,7 @@ def run_training(
                 trainer = Trainer(config, ranks, write=not dry_run, watchdog=watchdog)
                 stack.callback(trainer.close)
                 if dry_run:
-                    try_steps(trainer, fresh=empty_first)
+                    try_steps(trainer)
                 else:
                     trainer.fit()
             except BaseException as error:
@@ -81,12 +70,3 @@ def run_training(
             stop_ranks()
         watchdog.close()
         lock.release()
-
-
-def _empty(config: Config, ranks: Ranks) -> None:
-    """Empty the run directory; a finished smoke run would else have nothing to do."""
-    if ranks.is_main and (left := list(config.run_dir.iterdir())):
-        logger.info("%s: emptied for this smoke run", config.run_dir)
-        for path in left:  # the folder itself is locked
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    ranks.barrier()

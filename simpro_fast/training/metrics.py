@@ -96,7 +96,8 @@ class ThresholdWatch:
             logger.warning(
                 "for %d periods no unlabeled image has passed method.threshold=%g, so only the "
                 "labeled ones are learned from; a lower threshold or a smaller method.tau helps",
-                *(self._empty, self._threshold),
+                self._empty,
+                self._threshold,
                 extra=FOUND_BY_ALL,
             )
 

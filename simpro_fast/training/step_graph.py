@@ -32,13 +32,12 @@ Learn = Callable[[Batch, Tensor, Tensor], MethodOutput]
 
 def build_step_graph(config: Config, ranks: Ranks, learn: Learn) -> StepGraph | None:
     """The step as one graph where the configuration asks for it; a log line where it cannot be."""
-    train = config.train
-    if not (train.cuda_graph or train.compile == "cuda-graphs"):
+    if config.train.compile != "cuda-graphs":
         return None
     reason = why_not_captured(config, ranks)
     if reason is not None:
-        asked = "train.cuda_graph=true" if train.cuda_graph else "train.compile=cuda-graphs"
-        logger.warning("%s: the step is not one graph, since %s", asked, reason, extra=FOUND_BY_ALL)
+        said = "train.compile=cuda-graphs is train.compile=default here: %s"
+        logger.warning(said, reason, extra=FOUND_BY_ALL)
         return None
     return StepGraph(learn, CudaRecorder(ranks.device))
 

@@ -43,7 +43,6 @@ def test_the_overview_names_every_verb_with_an_example(capsys: pytest.CaptureFix
         assert text.count(f"\n{verb.group}:\n") == 1
         assert verb.summary in text and f"simpro-fast {name} {verb.example}" in text
         takes(name, shlex.split(verb.example))
-        assert (ROOT / "launch" / f"{name}.py").is_file()
 
 
 @pytest.mark.parametrize(

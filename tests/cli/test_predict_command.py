@@ -29,12 +29,10 @@ from simpro_fast.data.files.manifest import Row, make_manifest, write_manifest
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.evaluation import evaluate
 from tests import processes
-from tests.conftest import ROOT
+from tests.conftest import COMMAND
 from tests.data.image_folders import picture, save
 from tests.data.tar_shards import jpeg, write_tar
 from tests.inference.trained import train
-
-SCRIPT = str(ROOT / "launch" / "predict.py")
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +115,15 @@ def test_the_logits_are_those_of_evaluation_bit_for_bit(
     for i, image in enumerate(pixels):
         save(tmp_path / "test" / f"{i:03}.png", Image.fromarray(image))
     code, _, _ = command(
-        *("test", "--output", "out.parquet", "--logits", "out.npy", "--batch-size", "64")
+        "test", "--output", "out.parquet", "--logits", "out.npy", "--batch-size", "64"
     )
     assert code == 0
     model, seen = load_model(run, "cpu"), list[torch.Tensor]()
     model.module.register_forward_hook(lambda *a: seen.append(a[2].clone()))
     found = evaluate(
-        *(model.module, pixels, labels[test]),
+        model.module,
+        pixels,
+        labels[test],
         mean=model.file.mean,
         std=model.file.std,
         num_classes=10,
@@ -263,7 +263,7 @@ def _with_input(pipe: str, arguments: list[str]) -> None:
     """In a process: the command, its standard input a named pipe."""
     os.dup2(os.open(pipe, os.O_RDONLY), 0)
     sys.stdin = os.fdopen(0)
-    processes.script(SCRIPT, arguments)
+    processes.script(COMMAND, ["predict", *arguments])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -292,7 +292,9 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
 
     os.mkfifo(folder / "names")
     process = processes.start(
-        *(_with_input, str(folder / "names"), [run, *arguments("out")]),
+        _with_input,
+        str(folder / "names"),
+        [run, *arguments("out")],
         output=folder / "said",
         folder=folder,
     )
@@ -336,7 +338,11 @@ def test_a_full_disk_keeps_what_is_written(
         save(heap.parent / "many" / f"{i:02}.png", picture(i))
     arguments = ["many", "--output", "out.csv", "--batch-size", "2", "--threads", "1"]
     done = processes.run(
-        *(processes.with_small_files, 1500, processes.script, SCRIPT, [run, *arguments]),
+        processes.with_small_files,
+        1500,
+        processes.script,
+        COMMAND,
+        ["predict", run, *arguments],
         folder=heap.parent,
     )
     assert done.returncode == 1 and "cannot be written" in done.stderr
@@ -347,7 +353,7 @@ def test_a_full_disk_keeps_what_is_written(
 
 
 def test_a_reader_that_goes_away_is_one_line(heap: Path, run: str) -> None:
-    command = f"{sys.executable} {SCRIPT} {run} - --batch-size 1"
+    command = f"{sys.executable} {COMMAND} predict {run} - --batch-size 1"
     done = subprocess.run(
         ["bash", "-c", f"yes 'heap é/3.jpg' | {command} | head -1; exit ${{PIPESTATUS[1]}}"],
         cwd=heap.parent,

@@ -1,4 +1,4 @@
-"""launch/prepare.py: what it finds, refuses, writes and remembers."""
+"""`simpro-fast prepare`: what it finds, refuses, writes and remembers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ from simpro_fast.data.files.packed import is_packed, pack
 from simpro_fast.errors import UserError
 from simpro_fast.utils.atomic_write import replacing
 from tests import processes
-from tests.conftest import ROOT
+from tests.conftest import COMMAND
 from tests.data.image_folders import cut, picture, save, tidy
 from tests.data.tar_shards import as_shards, write_tar
 
-SCRIPT = str(ROOT / "launch/prepare.py")
 BAD = ("cats/trunc.jpg", "dogs/empty.jpg", "owls/note.jpg")
 
 
@@ -406,9 +405,9 @@ def test_leftovers_of_a_killed_process_are_removed(root: Path) -> None:
 
 
 def test_full_disk_while_packing(root: Path) -> None:
-    arguments = ["--labeled", f"{root}/labeled", "--unlabeled", f"{root}/unlabeled"]
+    arguments = ["prepare", "--labeled", f"{root}/labeled", "--unlabeled", f"{root}/unlabeled"]
     arguments += ["--output", f"{root}/out", "--pack", "64"]
-    done = processes.run(processes.with_small_files, 60_000, processes.script, SCRIPT, arguments)
+    done = processes.run(processes.with_small_files, 60_000, processes.script, COMMAND, arguments)
     assert done.returncode == 1, done.stdout
     assert len(done.stderr.splitlines()) == 1
     assert "packed_64.npy: cannot be written (File too large; free some space" in done.stderr
@@ -473,10 +472,10 @@ def test_files_and_folders_without_permission(open_path: Path) -> None:
 
 def test_several_processes_at_once(root: Path) -> None:
     """All succeed, and what they wrote is whole."""
-    arguments = ["--labeled", f"{root}/labeled", "--unlabeled", f"{root}/unlabeled"]
+    arguments = ["prepare", "--labeled", f"{root}/labeled", "--unlabeled", f"{root}/unlabeled"]
     arguments += ["--val", f"{root}/val", "--output", f"{root}/out", "--pack", "16"]
     started = [
-        (processes.start(processes.script, SCRIPT, arguments, output=output), output)
+        (processes.start(processes.script, COMMAND, arguments, output=output), output)
         for output in (root / f"said{n}" for n in range(4))
     ]
     done = [processes.finish(*process) for process in started]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from simpro_fast.cli.train import parse_arguments
+from simpro_fast.cli.train import main, parse_arguments
 from simpro_fast.config import dump_config
 from simpro_fast.errors import ConfigError
 from tests.conftest import TINY
@@ -65,13 +65,27 @@ def test_three_launchers_give_the_same_losses(
     assert [row["loss"] for row in metrics(tmp_path, "again")] == losses["python"]
 
 
+def test_runs_of_one_process_do_not_meet(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DeepSpeed keeps groups of its own, and loggers their handlers, past the end of a run."""
+    for seed in (1, 2):
+        short = ("distributed.engine=deepspeed", "train.steps=1", "train.period=1")
+        assert main([str(config_file), f"output_dir={tmp_path}", f"seed={seed}", *short]) == 0
+        assert capsys.readouterr().out.count("summary.json") == 1
+
+
 @pytest.mark.slow
 def test_two_ranks_through_the_launcher(
     train_command: Run, config_file: Path, tmp_path: Path
 ) -> None:
     options = ["distributed.engine=deepspeed", "train.steps=2", "train.period=1"]
     done = train_command(
-        *["--config", str(config_file), *options, "name=two", "distributed.expect_world_size=2"],
+        "--config",
+        str(config_file),
+        *options,
+        "name=two",
+        "distributed.expect_world_size=2",
         launcher=[str(BIN / "deepspeed"), "--num_gpus=2", f"--master_port={free_port()}"],
     )
     assert done.returncode == 0, done.stderr
@@ -168,7 +182,7 @@ def test_usage_errors(
     ("flag", "hint"),
     [
         ("--resume", "checkpoint.resume=auto|none|PATH"),
-        ("--smok", "did you mean --smoke?"),
+        ("--dry-rnu", "did you mean --dry-run?"),
         ("--frobnicate", "see --help"),
         ("--epochs=3", "train.steps=3 (the papers' epoch is one period of train.period steps)"),
         ("--name", "without dashes: name=..."),

@@ -110,6 +110,26 @@ def test_base_is_merged_and_the_file_wins(tmp_path: Path) -> None:
     assert (config.optim.lr, config.optim.momentum) == (0.25, 0.8)
 
 
+def test_method_wins_over_methods_of_the_bases(tmp_path: Path) -> None:
+    base, file = tmp_path / "base.yaml", tmp_path / "own.yaml"
+    base.write_text(
+        "methods: {all: {threshold: 0.9}, simpro: {tau: 3.0, threshold: 0.8}, fixmatch: {}}\n"
+    )
+    file.write_text("base: base.yaml\nname: a\n")
+    method = load_config(file).method
+    assert (method.threshold, method.tau) == (0.8, 3.0)  # type: ignore[attr-defined]
+    assert load_config(file, ["method.threshold=0.7"]).method.threshold == 0.7
+    assert load_config(file, ["method.name=fixmatch"]).method.threshold == 0.9
+    file.write_text("base: base.yaml\nname: a\nmethod: {threshold: 0.6}\n")
+    assert load_config(file).method.threshold == 0.6
+    file.write_text("base: base.yaml\nname: a\nmethods: {simpro: {threshold: 0.5}}\n")
+    method = load_config(file).method
+    assert (method.threshold, method.tau) == (0.5, 3.0)  # type: ignore[attr-defined]
+    file.write_text("name: a\nmethods: {fixmach: {hard: true}}\n")
+    with pytest.raises(ConfigError, match="no method 'fixmach'; did you mean 'fixmatch'"):
+        load_config(file)
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [
@@ -121,7 +141,7 @@ def test_base_is_merged_and_the_file_wins(tmp_path: Path) -> None:
         ("name: a\nseed: \x01\n", r"c\.yaml is not valid YAML: .*character 15"),
         ("name: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
         ("seed: 2\n", "'name' is missing"),
-        ("1: 2\nname: t\n", "line 1: key 1 is not a name"),
+        ("1: 2\nname: t\n", "line 1, .*key 1 is not a name"),
         ("? [a, b]\n: 1\n", "is not a name"),
     ],
 )
@@ -133,73 +153,40 @@ def test_bad_files(tmp_path: Path, text: str, match: str) -> None:
     assert not any(odd in str(caught.value) for odd in ("\n", "^", "<unicode"))
 
 
-SECRET = "hunter2"
-
-
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        (f"root:$6${SECRET}:19000:0:99999:7:::\ndaemon:*:19000:0:99999:7:::\n", "line 1"),
-        (f"{SECRET}\nmore of it\n", "must hold `key: value` sections, got a str"),
-        (f"password: {SECRET}\n", "has no key 'password'"),
-        (f"method: {SECRET}\n", "'method' is a section"),
-        (f"name: *{SECRET}\n", r"line 1, column 7, is not valid YAML$"),
-        (f"name: !{SECRET} x\n", "which has no !tags"),
-        (f"- {SECRET}\n", "got a list"),
-    ],
-)
-def test_a_base_of_another_kind_shows_nothing_of_itself(
-    tmp_path: Path, text: str, match: str
-) -> None:
-    (tmp_path / "base").write_text(text)
-    path = tmp_path / "c.yaml"
-    path.write_text("base: base\nname: t\n")
-    with pytest.raises(ConfigError, match=match) as caught:
-        load_config(path)
-    assert SECRET not in str(caught.value)
-
-
-NINE = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))
-LARGE = {
-    "alias bomb": (f"name: t\na0: &a0 [x]\n{NINE}\ndata: {{unlabeled: *a11}}\n", "10000 values"),
-    "alias in its own anchor": ("name: t\ndata: &a [*a]\n", "20 deep"),
-    "deep list": (f"name: t\nseed: {'[' * 200}{']' * 200}\n", "20 deep"),
-    "deeper list": (f"name: t\nseed: {'[' * 2000}\n", "20 deep"),
-    "million digits": (f"name: t\nseed: {'9' * 100_000}\n", "more than 40 digits"),
-    "large file": (f"name: t\n# {'x' * 2**18}\n", "larger than 256 KiB"),
+ODD = {
+    "aliases": ("name: t\na: &a [x]\ndata: {unlabeled: *a}\n", r"line 3.*aliases.*`base: FILE`"),
+    "a merge key": ("name: t\ntrain: &t {steps: 3}\nmodel: {<<: *t}\n", "line 3.*aliases"),
+    "deep list": (f"name: t\nseed: {'[' * 2000}\n", "nested too deep"),
+    "many digits": (f"name: t\nseed: {'9' * 100_000}\n", "digits"),
     "long text": (f"name: t\ndevice: {'x' * 2**17}\n", "device='xxx"),
-    "long key": (f"name: t\n{'x' * 2**17}: 1\n", "not begin with the name of a key|valid YAML"),
-    "many wrong keys": ("name: t\n" + "".join(f"x{n}: 1\n" for n in range(5000)), "; and more$"),
+    "long key": (f"name: t\n{'x' * 2**17}: 1\n", "valid YAML"),
+    "many wrong keys": ("name: t\n" + "".join(f"x{n}: 1\n" for n in range(500)), "; and more$"),
     "many wrong values": (f"name: t\ndata: {{unlabeled: [{'1, ' * 5000}]}}\n", "unlabeled="),
-    "an integer that is none": ("name: t\nseed: !!int x\n", "!!int is none"),
-    "a merge key": (
-        "name: t\ntrain: &t {steps: 3}\nmodel:\n  <<: *t\n",
-        r"line 4: merge keys \(<<\) are not read; write the keys out, or share them.*`base: FILE`",
-    ),
-    "a date that is none": ("name: t\nseed: !!timestamp x\n", "which has no !tags"),
+    "an integer that is none": ("name: t\nseed: !!int x\n", "not valid YAML"),
+    "a truth that is none": ("name: t\nseed: !!bool x\n", "not valid YAML"),
+    "a date": ("name: t\nseed: !!timestamp 2020-01-01\n", "not valid YAML"),
     "NUL": ('name: t\noutput_dir: "a\\0b"\n', "NUL"),
     "nobody's home": ("name: t\noutput_dir: ~nobody-of-this-name/x\n", "there is no user"),
+    "bytes": ("name: t\n\udcff: 1\n", "not UTF-8"),
 }
 
 
-@pytest.mark.parametrize(("text", "match"), LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize(("text", "match"), ODD.values(), ids=ODD)
 def test_whatever_a_file_holds_the_answer_is_one_short_line(
     tmp_path: Path, text: str, match: str
 ) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text(text)
+    path.write_text(text, errors="surrogateescape")
     with pytest.raises(ConfigError, match=match) as caught:
         load_config(path)
     assert len(str(caught.value)) < 3000 and "\n" not in str(caught.value)
 
 
-def test_overrides_are_bounded_as_files_are(file: Path) -> None:
-    bomb = "[" + ", ".join(f"&a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)) + "]"
-    bomb = bomb.replace("*a0", "x")
-    for value, match in ((bomb, "10000 values"), ("[" * 2000, "as YAML"), ("9" * 5000, "digits")):
-        with pytest.raises(ConfigError, match=f"override data.unlabeled: .*{match}") as caught:
-            load_config(file, [f"data.unlabeled={value}"])
-        assert len(str(caught.value)) < 1000
+@pytest.mark.parametrize("value", ["[&a x, *a]", "[" * 2000, "9" * 5000, "!!python/name:os.kill x"])
+def test_override_that_is_no_yaml(file: Path, value: str) -> None:
+    with pytest.raises(ConfigError, match=r"override data\.unlabeled: .*not valid YAML") as caught:
+        load_config(file, [f"data.unlabeled={value}"])
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize(
@@ -253,5 +240,5 @@ def test_what_is_there_and_no_file_is_called_by_its_kind(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"base of .*top\.yaml: .*other\.yaml must hold"):
         load_config(top)
     top.write_text("a: " + "[" * 9000)
-    with pytest.raises(ConfigError, match=r"top\.yaml: nested more than 20 deep"):
+    with pytest.raises(ConfigError, match=r"top\.yaml is not valid YAML: it is nested too deep"):
         load_config(top)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import yaml
 
 from simpro_fast.config import Config, flatten, load_config
 from simpro_fast.config.find import shipped_configs
@@ -47,6 +48,13 @@ def test_config_is_what_its_name_says(name: str) -> None:
     assert config.data.gamma_unlabeled is None
     assert config.train.steps % config.train.period == 0
     assert load_config(CONFIGS / f"{name}.yaml") == config
+
+
+def test_what_methods_want_stands_in_the_bases() -> None:
+    for path in CONFIGS.rglob("*.yaml"):
+        keys = yaml.safe_load(path.read_text())
+        assert "method" not in keys, path
+        assert "methods" not in keys or path.parent.name == "_base", path
 
 
 @pytest.mark.parametrize("gamma", [10, 20])

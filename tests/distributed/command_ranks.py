@@ -47,7 +47,9 @@ class CommandRanks:
         self.processes = [
             start(
                 _rank_main,
-                *(rank, str(file), change),
+                rank,
+                str(file),
+                change,
                 output=self._log / f"rank{rank}",
                 environment={**launched, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             )

@@ -206,7 +206,7 @@ def _torchrun(*options: str) -> list[str]:
 
 def test_two_ranks_meet_at_the_store_of_torchrun(train_command: Run, config_file: Path) -> None:
     done = train_command(
-        *["--config", str(config_file), "train.steps=5"], launcher=_torchrun("--standalone")
+        "--config", str(config_file), "train.steps=5", launcher=_torchrun("--standalone")
     )
     assert done.returncode == 0, done.stderr
     assert f"2 rank(s) on 1 host(s): {socket.gethostname()} x2" in done.stdout

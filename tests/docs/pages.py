@@ -69,13 +69,8 @@ def _command(line: str, training: Sequence[str]) -> None:
     words = shlex.split(line)
     if words[0].startswith("PYTHONPATH="):
         sys.path.insert(0, words.pop(0).partition("=")[2])
-    if words[0] == "python":
-        verb = Path(words[1]).stem
-        assert words[1] == f"launch/{verb}.py" and (ROOT / words[1]).is_file(), line
-    else:
-        assert words[0] == "simpro-fast", line
-        verb = words[1]
-    arguments = words[2:]
-    if verb == "train" and not {"--smoke", "--print-config"} & set(arguments):
+    assert words[0] == "simpro-fast", line
+    verb, arguments = words[1], words[2:]
+    if verb == "train" and "--print-config" not in arguments:
         arguments += training
     sys.exit(main([verb, *arguments]))

@@ -5,6 +5,7 @@ import pytest
 import quapy.functional as quapy_functional
 from quapy.method.aggregative import ACC, EMQ
 
+from simpro_fast.estimation import shares
 from simpro_fast.estimation.shares import black_box_shares, em_shares, project_to_simplex
 
 PRIOR, SHARES = np.array([0.6, 0.3, 0.1]), np.array([0.15, 0.25, 0.6])
@@ -26,9 +27,10 @@ def test_em_finds_the_shares_as_quapy_does():
     np.testing.assert_allclose(found.shares, oracle, atol=1e-4)
 
 
-def test_em_says_when_it_did_not_converge():
+def test_em_says_when_it_did_not_converge(monkeypatch):
+    monkeypatch.setattr(shares, "MOST_ITERATIONS", 2)
     given = posteriors(100, SHARES, np.random.default_rng(1))
-    assert not em_shares(given, PRIOR, most_iterations=2).converged
+    assert not em_shares(given, PRIOR).converged
 
 
 def test_em_with_a_class_that_training_did_not_have():

@@ -90,7 +90,9 @@ def test_a_manifest_comes_as_it_is_listed(heap: Path, name: str) -> None:
         Row(f"{heap}/heap/c.jpeg", "", "unlabeled", width=44, height=36),
         Row(f"{heap}/heap/b/2.jpg", "cat", "labeled", status="damaged: once"),
         Row(
-            *(f"{heap}/heap/b/shard.tar", "", "unlabeled"),
+            f"{heap}/heap/b/shard.tar",
+            "",
+            "unlabeled",
             bytes=shard.length,
             member="x/2.jpg",
             offset=shard.offset,

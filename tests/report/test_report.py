@@ -293,7 +293,6 @@ def test_every_way_of_naming_runs_counts(
 ) -> None:
     """Before, the last --compare won."""
     paths = [str(make_run(tmp_path / name / "seed1", name=name)) for name in "abcd"]
-    make_run(tmp_path / "smoke/e/seed1", name="smoke/e")
     for arguments in (
         [paths[0], *(word for path in paths[1:] for word in ("--compare", path))],
         paths,

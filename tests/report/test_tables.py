@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import io
+from pathlib import Path
+
 import pytest
 
-from simpro_fast.config import load_config
-from simpro_fast.report.published import Published, _by_training, published_for, read_published
+from simpro_fast.cli.report import main
+from simpro_fast.config import Config, dump_config, load_config
+from simpro_fast.report.published import Published, published_for, read_published
 from simpro_fast.report.runs import METHOD_TITLES
-from simpro_fast.report.tables import METRICS, Block, Cell, latex, markdown
+from simpro_fast.report.tables import latex, markdown
 from tests.config.test_shipped_configs import NAMES
+from tests.report.small_runs import make_summary, write_run
 
 PAPERS = ("cifar10_lt/", "cifar100_lt/", "stl10_lt/", "small_imagenet_")
 CONFIGURED = [row for row in read_published() if row["config"]]
@@ -30,40 +36,73 @@ ACR_CODE = (
 )
 
 
-def blocks() -> list[Block]:
-    published = Published("top1", 83.5, 0.95, "SimPro", "a paper")
-    cells = [Cell([80.0, 82.0], 2, published), Cell([70.0], 2)]
-    return [
-        Block(METRICS["top1"], ["reversed", "head_tail"], {"SimPro": cells}),
-        Block(METRICS["kl_pi_u"], ["reversed"], {"A & B, tau 1": [Cell([], 2, published)]}),
-    ]
+def published(config: Config) -> Published | None:
+    return published_for(config.model_dump(mode="json"))
 
 
-def test_markdown() -> None:
-    assert markdown(blocks(), ["Note."]) == (
-        "| top-1 % | reversed | head_tail | mean |\n"
-        "|---|---|---|---|\n"
-        "| SimPro | 81.0 ± 1.4 [83.5 ± 0.95] | 70.0 (1 of 2 seeds) | 75.5 |\n"
-        "\n"
-        "| KL(true, pi_u), nats | reversed |\n"
-        "|---|---|\n"
-        "| A & B, tau 1 | - |\n"
-        "\n"
-        "Note.\n"
+def test_markdown_and_latex_escape_what_means_something() -> None:
+    header, rows = ["top-1 %", "a_b|c"], [["A & B \N{PLUS-MINUS SIGN} 1", "70.0"]]
+    assert markdown(header, rows) == (
+        "| top-1 % | a_b\\|c |\n|---|---|\n| A & B \N{PLUS-MINUS SIGN} 1 | 70.0 |\n"
     )
+    lines = latex(header, rows).splitlines()
+    assert lines[1:4] == [r"\begin{tabular}{lc}", r"\toprule", r"top-1 \% & a\_b|c \\"]
+    assert r"A \& B $\pm$ 1 & 70.0 \\" in lines
 
 
-def test_latex() -> None:
-    lines = latex(blocks(), ["Note."]).splitlines()
-    assert lines[:5] == [
-        "% Note.",
-        r"% \usepackage{booktabs}",
-        r"\begin{tabular}{lccc}",
-        r"\toprule",
-        r"top-1 \% & reversed & head\_tail & mean \\",
-    ]
-    assert r"SimPro & 81.0 $\pm$ 1.4 [83.5 $\pm$ 0.95] & 70.0 (1 of 2 seeds) & 75.5 \\" in lines
-    assert r"A \& B, tau 1 & - \\" in lines
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two seeds of a published experiment, one run of another split, one that is not finished."""
+    paper = load_config("cifar10_lt/reversed")
+    other = load_config("cifar10_lt/uniform", ["method.name=fixmatch"])
+    for config, seed, values in (
+        (paper, 1, {"top1": 80.0}),
+        (paper, 2, {"top1": 82.0}),
+        (other, 1, {"top1": 60.0, "labeled_counts": [7] * 4, "method": "fixmatch"}),
+    ):
+        folder = tmp_path / config.name / f"seed{seed}"
+        write_run(folder, make_summary(name=config.name, seed=seed, **values))
+        (folder / "config.yaml").write_text(dump_config(config))
+    begun = tmp_path / "begun/seed1"
+    begun.mkdir(parents=True)
+    (begun / "config.yaml").write_text(dump_config(paper))
+    (begun / "split.json").write_text('{"class_names": ["a"], "labeled_counts": [1]}')
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("form", "row"),
+    [
+        ("markdown", "| cifar10_lt/reversed | SimPro | 2 | 81.0 \N{PLUS-MINUS SIGN} 1.4 | "),
+        ("latex", r"cifar10\_lt/reversed & SimPro & 2 & 81.0 $\pm$ 1.4 & "),
+        ("csv", "cifar10_lt/reversed,SimPro,2,81.0,1.414"),
+    ],
+)
+def test_report_as_a_table(
+    runs: Path, capsys: pytest.CaptureFixture[str], form: str, row: str
+) -> None:
+    before = sorted(runs.rglob("*"))
+    assert main([str(runs), "--format", form]) == 0
+    said = capsys.readouterr()
+    (line,) = [line for line in said.out.splitlines() if line.startswith(row)]
+    assert "83.5" in line and ("SimPro (Du, Han, Huang, ICML 2024)" in said.out)
+    assert "60.0" in said.out and "begun" not in said.out
+    assert "begun/seed1: " in said.err and "left out" in said.err
+    assert sorted(runs.rglob("*")) == before
+
+
+def test_csv_has_a_column_for_each_number(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(runs), "--format", "csv"]) == 0
+    rows = {row["experiment"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
+    paper, other = rows["cifar10_lt/reversed"], rows["cifar10_lt/uniform"]
+    assert float(paper["top1_std"]) == pytest.approx(2**0.5) and paper["published"] == "83.5"
+    assert other["top1_std"] == "" and other["published"] == ""
+    assert float(paper["kl_uniform"]) > 0
+
+
+def test_no_finished_run_is_one_line(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(runs / "begun"), "--format", "csv"]) == 1
+    assert "no run is finished" in capsys.readouterr().err
 
 
 def test_every_published_row_is_whole() -> None:
@@ -111,18 +150,17 @@ def test_rows_of_one_configuration_are_one_experiment_of_several_tables() -> Non
     numbers: dict[str, list[dict[str, str]]] = {}
     for row in CONFIGURED:
         numbers.setdefault(f"{row['config']} {row['overrides']}", []).append(row)
-    assert len(_by_training()) == len(numbers)
     for first, *others in numbers.values():
         for other in others:
             assert other["method"] == first["method"] == "SimPro"
             assert other["source"] != first["source"] and "-LT" in first["source"]
-        found = published_for(load_config(first["config"], first["overrides"].split()))
+        found = published(load_config(first["config"], first["overrides"].split()))
         assert found is not None and found.mean == float(first["mean"])
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n.startswith(PAPERS) and "random" not in n])
 def test_the_papers_configurations_have_its_number(name: str) -> None:
-    found = published_for(load_config(name, ["seed=7", "data.root=/x", "train.threads=3"]))
+    found = published(load_config(name, ["seed=7", "data.root=/x", "train.threads=3"]))
     assert found is not None and found.method == "SimPro"
 
 
@@ -150,5 +188,5 @@ def test_the_papers_configurations_have_its_number(name: str) -> None:
     ],
 )
 def test_only_the_papers_own_configuration(name: str, overrides: str, mean: float | None) -> None:
-    found = published_for(load_config(name, overrides.split()))
+    found = published(load_config(name, overrides.split()))
     assert (found and found.mean) == mean

@@ -42,15 +42,6 @@ def saved(tiny: MakeConfig) -> MakeConfig:
     return tiny
 
 
-def test_a_checkpoint_with_a_key_that_is_gone_goes_on(saved: MakeConfig) -> None:
-    config = saved({"checkpoint.every": 2})
-    newest = list_checkpoints(config.run_dir / "checkpoints")[0]
-    state = read_checkpoint(newest)
-    state["config"]["data"]["steps_per_fetch"] = 1
-    torch.save(state, newest)
-    assert start(config) == 4
-
-
 def test_a_checkpoint_without_counts_per_class_goes_on(saved: MakeConfig) -> None:
     config = saved({"checkpoint.every": 2})
     newest = list_checkpoints(config.run_dir / "checkpoints")[0]
@@ -61,22 +52,6 @@ def test_a_checkpoint_without_counts_per_class_goes_on(saved: MakeConfig) -> Non
     assert trainer.step == 4 and trainer.meter.sums[-1] == 4
     assert trainer.meter.class_sums.sum() == 0
     trainer.close()
-
-
-def test_a_checkpoint_of_before_methods_had_keys_of_their_own_goes_on(saved: MakeConfig) -> None:
-    """`method.recipe` for `variant`, no phase, `hard` left open; FixMatch had SimPro's keys."""
-    config = saved({"method.name": "fixmatch", "checkpoint.every": 2})
-    newest = list_checkpoints(config.run_dir / "checkpoints")[0]
-    state = read_checkpoint(newest)
-    method = state["config"]["method"]
-    method["recipe"], method["hard"] = method.pop("variant"), None
-    assert {"tau", "adjust_loss", "adjust_pseudo_labels"} <= method.keys()  # of the SimPro run
-    for key in ("calibrated", "phi_counts", "prior_rows", "hold_prior", "grow_momentum"):
-        del method[key]  # younger
-    method["name"] = "fixmatch"
-    del state["phase"], state["pseudo_labeled"]
-    torch.save(state, newest)
-    assert start(config) == 4
 
 
 def test_the_table_in_the_docs_is_what_the_keys_declare() -> None:

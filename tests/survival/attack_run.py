@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from simpro_fast.config import Config, load_config, parse_config
+from simpro_fast.config import Config, parse_config
 from simpro_fast.distributed.process_group import start_ranks, stop_ranks
 from simpro_fast.run.checkpoint import list_checkpoints, newest_whole
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.logs import log_to_terminal
-from tests.config.test_load import LARGE, SECRET
 from tests.conftest import TINY, TRAIN
 from tests.distributed.chaos import chaos_config, kill_repeatedly
 from tests.distributed.command_ranks import CommandRanks
@@ -61,30 +60,6 @@ def _train(config: Config, steps: int) -> int:
     finally:
         trainer.close()
         stop_ranks()
-
-
-@trial("configuration files")
-def configuration_files(folder: Path) -> Iterator[Attempt]:
-    path = folder / "c.yaml"
-    for what, (text, _) in LARGE.items():
-        path.write_text(text)
-        started = time.process_time()
-        complaint = refused(lambda: load_config(path))
-        seconds = time.process_time() - started
-        yield Attempt(what, complaint or (f"took {seconds:.0f} s" if seconds > 20 else None))
-    for file in ("/etc/passwd", "/etc/shadow", "/dev/zero", "/proc/self/environ", "/dev/stdin"):
-        path.write_text(f"base: {file}\nname: t\n")
-        yield Attempt(f"base: {file}", refused(lambda: load_config(path)))
-    template = f"name: t\noptim: {{lr: 0.1}}\nlog: {{progress: {SECRET}}}\n"
-    noise = random.Random(0)
-    for number in range(100):
-        content = bytearray(template.encode())
-        for _ in range(3):
-            content[noise.randrange(len(content))] = noise.randrange(256)
-        path.write_bytes(bytes(content))
-        complaint = refused(lambda: load_config(path))
-        harmless = complaint == "went through without an error"
-        yield Attempt(f"three random bytes, {number}", None if harmless else complaint)
 
 
 @trial("damaged checkpoints", slow=True)

@@ -28,11 +28,21 @@ MakeConfig = Callable[..., Config]
 OURS = [name for name in METHODS if "." not in name]
 
 # Keys that bring a method through all of its phases in twelve steps of periods of two.
-EARLY: dict[str, dict[str, Any]] = {name: METHODS[name].keys.smoke for name in OURS}
+EARLY: dict[str, dict[str, Any]] = {
+    "simpro_star": {"anchor_after": 1},
+    "acr": {"estimate_after": 0},
+    "acr_no_anchors": {"estimate_after": 0},
+    "cdmad": {"correct_after": 0.4},
+    "daso": {"warmup": 1, "window": 2},
+    "crest_plus": {"generations": 2},
+    "darp": {"refine_every": 1},
+    "cossl": {"cotrain_after": 0.4},
+    "cpg": {"warmup": 1, "window": 1, "min_votes": 0},
+}
 
 
 def changes_of(name: str, **more: Any) -> dict[str, Any]:
-    own = {f"method.{key}": value for key, value in EARLY[name].items()}
+    own = {f"method.{key}": value for key, value in EARLY.get(name, {}).items()}
     return {"method.name": name, "optim.lr": 0.02, "train.period": 2, **own, **more}
 
 

@@ -156,14 +156,15 @@ def test_dotted_paths_in_a_process_of_its_own(own: Any, tree: dict[str, Any]) ->
     command = [
         *(sys.executable, str(ROOT / "launch" / "train.py"), "--config", "digits_lt/reversed"),
         *("data.name=own_stripes.load_stripes", "model.name=own_stripes.build_net", "name=own"),
-        *("--smoke", "distributed.engine=plain"),
+        *("train.steps=3", "train.period=2", "data.batch_size=2", "distributed.engine=plain"),
+        *("data.labeled_max=20", "data.unlabeled_max=40"),
     ]
     environment = {**clean_environment(), "PYTHONPATH": f"{ROOT}:{ROOT}/.links:{folder}"}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    run = folder / "runs" / "smoke" / "own" / "seed1"
+    run = folder / "runs" / "own" / "seed1"
     with pytest.raises(UserError, match=r"own_stripes\.build_net, code outside .*--trust-code"):
         simpro_fast.load_model(run)
     model = simpro_fast.load_model(run, trust_code=True)

@@ -16,7 +16,7 @@ from simpro_fast.data.batch import Batch
 from simpro_fast.distributed.process_group import Ranks, start_ranks
 from simpro_fast.engine.compile import why_not_captured
 from simpro_fast.methods import MethodOutput
-from simpro_fast.training.step_graph import WARM_UP, StepGraph
+from simpro_fast.training.step_graph import WARM_UP, CudaRecorder, StepGraph, build_step_graph
 from simpro_fast.training.trainer import Trainer
 from tests.training.test_trainer import synthetic
 
@@ -109,11 +109,6 @@ PLAIN = {"distributed.engine": "plain"}
         (PLAIN, Ranks(0, 0, 2, 2, torch.device("cuda", 0)), "collectives of 2 ranks"),
         ({"distributed.engine": "deepspeed"}, GPU, r"set distributed\.engine=plain"),
         ({**PLAIN, "distributed.micro_batch": 4}, GPU, r"leave out distributed\.micro_batch"),
-        (
-            {**PLAIN, "train.weak_forward": "no_grad", "train.strong_forward": "confident"},
-            GPU,
-            r"set train\.strong_forward=all",
-        ),
     ],
 )
 def test_what_cannot_be_captured_is_told(
@@ -126,17 +121,19 @@ def test_what_cannot_be_captured_is_told(
         assert found is not None and re.search(reason, found)
 
 
-def test_without_a_gpu_training_goes_on_with_a_line(
+def test_where_it_cannot_be_a_line_says_what_is_done(
     tiny: MakeConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = tiny({**PLAIN, "train.cuda_graph": True})
-    trainer = Trainer(config, start_ranks(config), make_loader=synthetic(), write=False)
-    trainer.train_step()
-    trainer.close()
-    (line,) = [r.message for r in caplog.records if "cuda_graph" in r.message]
-    assert line == (
-        "train.cuda_graph=true: the step is not one graph, since it needs a CUDA device"
-    )
+    ranks = Ranks(0, 0, 1, 1, torch.device("cpu"))
+
+    def learn(*_: Any) -> MethodOutput:
+        raise AssertionError("it is not called")
+
+    assert build_step_graph(tiny(PLAIN), ranks, learn) is None and not caplog.messages
+    asked = tiny({**PLAIN, "train.compile": "cuda-graphs"})
+    assert build_step_graph(asked, ranks, learn) is None
+    (line,) = caplog.messages
+    assert "train.compile=default here: it needs a CUDA device" in line
 
 
 @pytest.mark.gpu
@@ -148,13 +145,14 @@ def test_captured_steps_train_as_eager_ones(tiny: MakeConfig, optimizer: str) ->
             {
                 **PLAIN,
                 "device": "cuda",
-                "train.cuda_graph": graph,
                 "train.cudnn_benchmark": False,
                 "train.tf32": False,
                 "optim.name": optimizer,
             }
         )
         trainer = Trainer(config, start_ranks(config), make_loader=synthetic(), write=False)
+        if graph:
+            trainer.step_graph = StepGraph(trainer.learn, CudaRecorder(trainer.ranks.device))
         for _ in range(8):
             trainer.train_step()
         trainer.guard.settle()

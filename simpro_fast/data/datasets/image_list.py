@@ -216,14 +216,15 @@ def with_sizes(manifest: Manifest, data: DataConfig) -> Manifest:
             restore = "" if facts.status.startswith(UNSUPPORTED) else "restore it, "
             skip = "" if row.sha256 else "set data.on_bad_image=skip, "
             raise UserError(
-                f"{row.image}: {facts.status}; {restore}{skip}or run launch/prepare.py on the set"
+                f"{row.image}: {facts.status}; {restore}{skip}or run simpro-fast prepare on the set"
             )
     for line in refused:
         logger.warning("left out: %s", line, extra=FOUND_BY_ALL)
     if refused:
         logger.warning(
             "left out: %d of %d images in all",
-            *(len(refused), len(manifest.rows)),
+            len(refused),
+            len(manifest.rows),
             extra=FOUND_BY_ALL,
         )
     return replace(manifest, rows=tuple(rows))

@@ -40,5 +40,5 @@ def square(row: Row, size: int) -> np.ndarray:
         return read_square(row.image, size, (row.width, row.height))
     except UserError as error:
         raise UserError(
-            f"{error}; restore it, or run launch/prepare.py --on-bad-image skip"
+            f"{error}; restore it, or run simpro-fast prepare --on-bad-image skip"
         ) from None

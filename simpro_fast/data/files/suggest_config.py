@@ -17,7 +17,7 @@ _CPU_BATCH, _CPU_STEPS = 16, 1_000
 
 
 def suggest_config(manifest: Manifest, path: Path, packed: Path | None, size: int | None) -> bytes:
-    """YAML for `launch/train.py`, in UTF-8.
+    """YAML for `simpro-fast train`, in UTF-8.
 
     Args:
         manifest: usable rows. path: its file.

@@ -219,7 +219,7 @@ class FileLoader:
             index = gone[0] if gone else next(iter(found))
             cure = "restore it" if gone else "repair it, set data.on_bad_image=skip"
             image = self._rows[index].image
-            reason = f"{image}: {found[index]}; {cure}, or run launch/prepare.py again"
+            reason = f"{image}: {found[index]}; {cure}, or run simpro-fast prepare again"
         self._failure = reason
         raise UserError(f"data of step {step}: {reason}") from error
 

@@ -112,7 +112,12 @@ def wanted_counts(
             logger.warning(
                 "%d of %d classes hold fewer images than the long tail asks for (class %d, %s: %d "
                 "wanted, %d found); these have fewer unlabeled images",
-                *(len(short), num_classes, k, class_names[k], listed[k], available[k]),
+                len(short),
+                num_classes,
+                k,
+                class_names[k],
+                listed[k],
+                available[k],
                 extra=FOUND_BY_ALL,
             )
     return labeled, [max(0, total - n) for total, n in zip(totals, labeled, strict=True)]

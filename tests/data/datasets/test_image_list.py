@@ -174,7 +174,7 @@ def test_files_that_changed_since_prepare_are_named(root: Path, change: str) -> 
     else:
         save(victim, picture(999, 90, 80))
     for mode in ("error", "skip"):
-        with pytest.raises(UserError, match=f"{victim}: .*run launch/prepare.py") as caught:
+        with pytest.raises(UserError, match=f"{victim}: .*run simpro-fast prepare") as caught:
             load(root, manifest=manifest, on_bad_image=mode)
         assert ("No such file" if change == "gone" else "changed") in str(caught.value)
 

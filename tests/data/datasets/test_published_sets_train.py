@@ -1,12 +1,14 @@
 """Every family of shipped experiments trains three steps from small files of its set's format.
 
-By the training command with `--smoke`: the experiment's own network, method and data path. Only
-the engine is the plain one, to save the time of starting DeepSpeed; test_smoke.py runs that too.
+By the line of configs/README.md that tries an experiment: its own network, method and data path.
+Only the engine is the plain one, to save the time of starting DeepSpeed.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ import numpy as np
 import pytest
 
 from simpro_fast.cli.train import main as train_main
-from tests.config.test_shipped_configs import NAMES
+from tests.config.test_shipped_configs import CONFIGS, NAMES
 from tests.data.cifar_format import cifar10_members, cifar100_members, write_folder
 from tests.data.fashion_mnist_format import write_fashion
 from tests.data.imagenet_tree_format import write_imagenet_tree
@@ -25,6 +27,18 @@ from tests.data.stl10_format import stl10_members, write_stl10
 from tests.data.svhn_format import write_svhn
 
 Train = Callable[..., dict[str, Any]]
+_LINE = re.search(
+    r"^simpro-fast train \S+ data\.root=\S+ (.+)$", (CONFIGS / "README.md").read_text(), re.M
+)
+assert _LINE is not None
+TRY = [
+    *shlex.split(_LINE[1]),
+    *("train.threads=1", "evaluate.batch_size=32", "distributed.engine=plain"),
+    *("log.progress=off", "log.tensorboard=false", "log.figures=false"),
+]
+# The files that the tests write have so few images.
+FEW = ("data.labeled_max=2", "data.unlabeled_max=4", "data.gamma_labeled=2")
+FEW_1K = ("data.total_max=5", "data.gamma_labeled=1")
 
 
 @pytest.fixture
@@ -36,9 +50,8 @@ def train(tmp_path: Path) -> Iterator[Train]:
         places = [f"output_dir={runs}"]
         if not name.startswith("digits_lt/"):  # which have no files
             places.append(f"data.root={tmp_path}")
-        options = ["distributed.engine=plain", "log.progress=off", *places, *overrides]
-        assert train_main(["--smoke", "--config", name, *options]) == 0
-        folder = runs / "smoke" / name / "seed1"
+        assert train_main([name, *TRY, *places, *overrides, f"name={name}"]) == 0
+        folder = runs / name / "seed1"
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
         rows = [json.loads(line) for line in lines]
@@ -87,7 +100,7 @@ def test_long_tails_of_arrays(
     labeled: int,
 ) -> None:
     write(tmp_path)
-    summary = train(name, *overrides)
+    summary = train(name, *FEW, *overrides)
     assert sum(summary["labeled_counts"]) == labeled
     assert summary["labeled_counts"][0] == 2 and max(summary["unlabeled_counts"]) == 4
     assert summary["kl_pi_u"] >= 0
@@ -98,7 +111,7 @@ def test_stl10_trains_without_a_truth(
 ) -> None:
     """Nothing that needs the true classes of the unlabeled images is shown or written."""
     write_stl10(tmp_path, stl10_members())
-    summary = train("stl10_lt/gamma10", "log.figures=true")
+    summary = train("stl10_lt/gamma10", *FEW, "log.figures=true")
     assert summary["kl_pi_u"] is None and summary["pi_u_true"] is None
     assert summary["unlabeled_counts"] is None
     assert summary["top1"] is not None
@@ -134,7 +147,7 @@ def test_small_imagenet_127(tmp_path: Path, train: Train) -> None:
 def test_small_imagenet_1k(tmp_path: Path, train: Train) -> None:
     """At 64 px with a small network; the real one at that size is tested by itself."""
     write_small_imagenet(tmp_path, tmp_path, 5, VAL, side=64)
-    summary = train("small_imagenet_1k/64", "model.name=small_cnn")
+    summary = train("small_imagenet_1k/64", *FEW_1K, "model.name=small_cnn")
     assert summary["labeled_counts"] == [1] * 1000
     assert summary["unlabeled_counts"] == [4] * 1000
     assert summary["class_names"][0] == "kit_fox"
@@ -142,10 +155,15 @@ def test_small_imagenet_1k(tmp_path: Path, train: Train) -> None:
 
 def test_imagenet_from_its_jpeg_tree(tmp_path: Path, train: Train) -> None:
     write_imagenet_tree(tmp_path, 6, val_classes=6)
-    summary = train("imagenet_1k/224")
+    summary = train("imagenet_1k/224", "data.image_size=64", *FEW_1K)
     assert network(summary) == "resnet50"
     assert summary["labeled_counts"] == [1] * 1000 and summary["unlabeled_counts"] == [4] * 1000
-    summary = train("imagenet_127/224", "model.name=small_cnn", "model.activation=leaky_relu")
+    summary = train(
+        "imagenet_127/224",
+        "data.image_size=64",
+        "model.name=small_cnn",
+        "model.activation=leaky_relu",
+    )
     assert summary["labeled_counts"][0] == 131 and len(summary["labeled_counts"]) == 127
 
 
