@@ -41,7 +41,7 @@ def peak_memory_mib(device: torch.device) -> float:
 
 
 def unsaved_end(step: int) -> str:
-    """What a run says that ends without its last checkpoint."""
+    """Return the message of a run that ends without its last checkpoint."""
     return (
         f"trained to step {step}, but its checkpoint could not be saved (checkpoint.on_error="
         "continue); free some space and start again, which goes on from the last one that could"
@@ -60,15 +60,15 @@ class TrainedRun:
     seconds: float
     """Wall time of all processes that worked on this run."""
     evaluation: Evaluation | None
-    """Of the EMA weights as they are now; None without a test set."""
+    """Evaluation of the EMA weights as they are now; None without a test set."""
     heap: dict[str, Any] | None
     """Estimated class shares of the unlabeled images, see `training.evaluate.estimate_shares`."""
     top1: list[float]
-    """Of every evaluation, percent, oldest first."""
+    """Accuracy of every evaluation, percent, oldest first."""
     pi_u: list[float]
     phi: list[float]
     loss_tau: float
-    """Of the method, see `PseudoLabelMethod.loss_tau`."""
+    """Loss tau of the method, see `PseudoLabelMethod.loss_tau`."""
     kl_pi_u: float | None
     labeled_draws: list[int]
     """Labeled images drawn per class."""
@@ -150,7 +150,7 @@ def summarise(trained: TrainedRun) -> dict[str, Any]:
 
 
 def _statistics(evaluation: Evaluation | None) -> dict[str, Any]:
-    """What summary.json says of the test besides top-1; a large matrix is in model.json alone."""
+    """Return what summary.json says of the test besides top-1; model.json has large matrices."""
     if evaluation is None:
         keys = ("top_k", "top_k_accuracy", "ece", "log_likelihood", "temperature")
         return dict.fromkeys((*keys, "confusion", "reliability"))
