@@ -15,7 +15,7 @@ from simpro_fast.errors import UserError
 from simpro_fast.utils.file_lock import locked
 
 State = list[int] | None
-"""What is under a name: bytes and time of the last change (ns); None: nothing. Strict JSON."""
+"""State of a name: bytes and time of the last change (ns); None: no file. Strict JSON."""
 _CURE = "choose another --output"
 
 
