@@ -38,7 +38,7 @@ class DataConfig(Section):
     """Share of every class that is labeled, the rest is unlabeled (ImageNet); instead of
     `labeled_max` and `unlabeled_max`."""
     classes: int | None = Field(None, gt=1, le=100_000)
-    """Of `name: synthetic` (made-up images for benches and machine checks); None: 10."""
+    """Classes of `name: synthetic` (made-up images for benches and machine checks); None: 10."""
     total_max: int | None = Field(None, gt=0)
     """With `labeled_fraction`: cut the classes to a long tail of ratio `gamma_labeled` first, this
     many images of the most frequent one; None: all images."""

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, as key, value and cure in words that a person can act on."""
+"""Errors of a configuration, as key, value and cure in words that a person can act on."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _existing_keys(path: list[str], tree: Any) -> list[str]:
 
 
 def _annotation(keys: list[str], model: Any) -> Any:
-    """What stands beside a key of `model`, a Config."""
+    """Return the annotation of a key of `model`, a Config."""
     for key in keys:
         if not (isinstance(model, type) and issubclass(model, BaseModel)):
             return None
@@ -101,7 +101,7 @@ def flat_items(tree: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
 
 
 def _foreign_option(keys: list[str], schema: type[Config]) -> str | None:
-    """What to say of an option that other methods have."""
+    """Explain an option that other methods have."""
     if len(keys) != 2 or keys[0] != "method" or not (others := methods_with(keys[1])):
         return None
     mine: type[MethodConfig] = schema.model_fields["method"].annotation  # type: ignore[assignment]

@@ -69,7 +69,7 @@ def read_values(what: str, text: str) -> list[Any]:
 
 
 def written_value(value: Any) -> str:
-    """What an override reads as `value`, on one line."""
+    """Write `value` on one line, as an override reads it."""
     if isinstance(value, str):
         with suppress(ConfigError):
             if load_yaml(value, "") == value:

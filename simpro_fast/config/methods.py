@@ -19,7 +19,7 @@ from simpro_fast.utils.dotted_path import import_function, is_dotted
 
 
 class MethodConfig(Section):
-    """What every method takes."""
+    """Keys of every method."""
 
     labeled_views: ClassVar[int] = 2
     """L where `data.labeled_views` does not say; 2 is weak and strong, as SimPro trains."""
@@ -83,7 +83,7 @@ class SimProConfig(MethodConfig):
     adjust_loss: bool = True
     """Ablation: false removes tau * log phi from both losses (no M step)."""
     phi_counts: Literal["drawn", "loss"] = "drawn"
-    """What a labeled image counts in phi where a kept unlabeled one counts 1: `drawn` 1, as
+    """Count of a labeled image in phi where a kept unlabeled one counts 1: `drawn` 1, as
     published; `loss` alpha * mu, its weight in the loss."""
     prior_rows: Literal["kept", "all"] = "kept"
     """Which images move pi_u: those above the threshold, as published, or `all`, which makes the
@@ -143,7 +143,7 @@ class CDMADConfig(MethodConfig):
     paper_views = (1, 2)
     name: str = "cdmad"
     threshold: float = Field(0.0, ge=0, le=100)
-    """As of every method; CDMAD masks nothing."""
+    """Threshold as of every method; CDMAD masks nothing."""
     correct_after: float = Field(0.2, ge=0, le=1)
     """Pseudo-labels are corrected in the periods (from 0) above this share of their number."""
     constant: float = Field(1.0, ge=-10, le=10)
@@ -161,7 +161,7 @@ class CPEConfig(MethodConfig):
     """Where, among the classes from the most to the least frequent labeled one, the medium and the
     tail classes begin; None: at 35 and 70 percent of them."""
     mean_over: Literal["images", "terms"] = "images"
-    """What an expert's unlabeled loss is divided by: all strong views, as in the other methods, or
+    """Divisor of an expert's unlabeled loss: all strong views, as in the other methods, or
     the terms in the sum, as in the published code (each rank and micro-batch by its own)."""
 
     @field_validator("taus")
@@ -189,13 +189,13 @@ class DASOConfig(MethodConfig):
     queue_size: int = Field(256, ge=1, le=10**6)
     """Features kept per class for its prototype; the table is saved in checkpoints."""
     proto_temperature: float = Field(0.05, gt=0, le=100)
-    """Of the softmax over cosines to the prototypes."""
+    """Temperature of the softmax over cosines to the prototypes."""
     dist_temperature: float = Field(0.3, gt=0, le=100)
     """How the share of semantic pseudo-labels follows the classes' frequency; large: alike."""
     window: int = Field(100, ge=1, le=10**6)
     """Steps whose pseudo-labels give the frequency of classes for the next ones."""
     align_weight: float = Field(1.0, ge=0, le=1000)
-    """Of the semantic alignment loss."""
+    """Weight of the semantic alignment loss."""
 
 
 class CReSTPlusConfig(MethodConfig):
@@ -210,7 +210,7 @@ class CReSTPlusConfig(MethodConfig):
     align_min: float = Field(0.5, ge=0, le=1)
     """Power of the labeled shares in the last generation's target; 1 in the first one."""
     rate_root: float = Field(3.0, gt=0, le=100)
-    """Of the share of each class that joins the labeled images; large: nearly all of every class.
+    """Root of the share of each class that joins the labeled images; large: nearly all of each.
     The published alpha is 1 / rate_root."""
     window: int = Field(128, ge=1, le=10**6)
     """Steps over which the mean prediction is taken."""
@@ -226,9 +226,9 @@ class DARPConfig(MethodConfig):
     refine_every: int = Field(10, ge=1, le=10**6)
     """Steps between two refinements of all pseudo-labels."""
     rounds: int = Field(10, ge=1, le=10**4)
-    """Of alternate scaling of rows and columns (the published T)."""
+    """Rounds of alternate scaling of rows and columns (the published T)."""
     keep_factor: float = Field(2.0, gt=0, le=1000)
-    """Of each class as many images stay as it should have, times this (the published alpha)."""
+    """Images of each class that stay, over those it should have (the published alpha)."""
     shares: Annotated[tuple[float, ...], Strict(False)] | None = None
     """Class shares of the unlabeled images, to any scale; None: those of the labeled ones."""
 
@@ -252,11 +252,11 @@ class CoSSLConfig(MethodConfig):
     mix_min: float = Field(0.6, ge=0, le=1)
     """Least share of a labeled image's own feature where it is mixed with another one."""
     head_lr: float = Field(0.002, gt=0, le=10)
-    """Of the head's Adam, constant."""
+    """Learning rate of the head's Adam, constant."""
     head_weight_decay: float = Field(5e-4, ge=0, le=1)
-    """Of the head's weight, as part of the gradient."""
+    """Weight decay of the head, as part of the gradient."""
     head_decay: float = Field(0.999, ge=0, lt=1)
-    """Of the head's moving average, per step."""
+    """Decay of the head's moving average, per step."""
 
 
 class CPGConfig(MethodConfig):
@@ -275,7 +275,7 @@ class CPGConfig(MethodConfig):
     noise: float = Field(1.0, ge=0, le=100)
     """Their noise, for a class whose features all point one way."""
     smoothing: float = Field(0.1, ge=0, lt=1)
-    """Of the main head's labels."""
+    """Label smoothing of the main head."""
 
 
 class UnknownMethodConfig(MethodConfig):
@@ -300,7 +300,7 @@ class MethodEntry:
 
     keys: type[MethodConfig]
     target: str | type
-    """What trains: a class, or `module:Class` that is not imported before it is needed."""
+    """Method class, or `module:Class` that is not imported before it is needed."""
 
 
 METHODS: dict[str, MethodEntry] = {
@@ -318,14 +318,14 @@ METHODS: dict[str, MethodEntry] = {
     "cossl": MethodEntry(CoSSLConfig, "simpro_fast.methods.cossl:CoSSL"),
     "cpg": MethodEntry(CPGConfig, "simpro_fast.methods.cpg:CPG"),
 }
-"""By name, in the order in which they are listed; classes of one's own are added when they are
+"""Methods by name, in the order of listing; classes of one's own are added when they are
 first named, or by `simpro_fast.methods.register_method`."""
 
 DEFAULT = "simpro"
 
 
 def method_entry(name: str) -> MethodEntry:
-    """What `method.name` means; a dotted path is imported and remembered.
+    """Look up `method.name`; a dotted path is imported and remembered.
 
     Raises:
         ConfigError: no such method, with the nearest name; or the path leads to none.

@@ -183,7 +183,7 @@ class DistributedConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """What is saved, and from where a run resumes."""
+    """Checkpoints, and the one from which a run resumes."""
 
     every: int = Field(1000, gt=0, **NOTHING)
     """In steps; the last step is always saved."""
@@ -197,7 +197,7 @@ class CheckpointConfig(Section):
 
 
 class LogConfig(Section):
-    """What is shown and written besides metrics.jsonl."""
+    """Output besides metrics.jsonl: progress, loggers, figures."""
 
     progress: Literal["auto", "on", "off"] = Field("auto", **NOTHING)
     """A live line on a terminal; `auto`: where the output is one."""

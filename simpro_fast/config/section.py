@@ -1,4 +1,4 @@
-"""What all sections of the configuration share."""
+"""Base of all sections of the configuration."""
 
 from __future__ import annotations
 

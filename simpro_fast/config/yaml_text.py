@@ -87,7 +87,7 @@ def load_yaml(text: str, what: str) -> Any:
 
 
 def dump_yaml(values: dict[str, Any]) -> str:
-    """What `load_yaml` reads back, in the same order."""
+    """Write what `load_yaml` reads back, in the same order."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
 
 

@@ -64,7 +64,7 @@ class Batch:
     """float32 [m, n]."""
 
     def by_image(self) -> dict[str, tuple[Kind, Tensor]]:
-        """What there is of each image that enters a step, besides its views."""
+        """Return what there is of each image that enters a step, besides its views."""
         kinds: dict[str, Kind] = {
             "targets": "labeled",
             "labeled_positions": "labeled",

@@ -20,7 +20,7 @@ _STYLES = dict(zip(VERDICTS, ("green", "dim", "yellow", "bold red"), strict=True
 
 @dataclass(frozen=True)
 class Line:
-    """What a check found. `cure` says what to do where the verdict is a warning or a problem."""
+    """Result of a check. `cure` says what to do where the verdict is a warning or a problem."""
 
     verdict: str
     found: str

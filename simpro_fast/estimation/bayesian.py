@@ -41,10 +41,10 @@ class ShareIntervals:
     """Posterior mean; sums to 1."""
     low: np.ndarray
     high: np.ndarray
-    """Of the central interval."""
+    """Upper end of the central interval."""
     sampler: Literal["gibbs", "independent"]
     draws: int
-    """Of all chains together, after the warm-up."""
+    """Draws of all chains together, after the warm-up."""
     converged: bool
     """Whether the chains agree as closely as was asked for; true for independent draws."""
 

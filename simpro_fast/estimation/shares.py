@@ -17,7 +17,7 @@ TOLERANCE, MOST_ITERATIONS = 1e-6, 10_000
 
 @dataclass(frozen=True, eq=False)
 class EmShares:
-    """What expectation maximisation ended with."""
+    """Result of expectation maximisation."""
 
     shares: np.ndarray
     """float64 [K]."""

@@ -1,4 +1,4 @@
-"""What `evaluate` says of a network under a class prior."""
+"""Numbers of `evaluate`: a network under a class prior."""
 
 from __future__ import annotations
 

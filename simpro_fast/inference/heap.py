@@ -1,4 +1,4 @@
-"""What a heap of images holds: class shares by several estimators, from a stream of images."""
+"""Class shares of unlabeled images by several estimators, from a stream of images."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sample(items: Iterable[Item], size: int, seed: int) -> list[Item]:
 
 @dataclass
 class Heap:
-    """What the images of a heap were taken for."""
+    """Predictions of a set of unlabeled images."""
 
     predicted: np.ndarray
     """int64 [K] images by argmax f(x)."""

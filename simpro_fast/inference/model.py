@@ -41,7 +41,7 @@ Picture = str | os.PathLike[str] | Member | Image.Image | np.ndarray
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of one image."""
+    """Prediction for one image."""
 
     label: str
     """Name of the most probable class."""
@@ -74,7 +74,7 @@ class TrainedModel:
         return hashlib.sha256(said.encode()).hexdigest()
 
     def preprocess(self, picture: Picture) -> np.ndarray:
-        """What the network sees of a picture: uint8 [S, S, 3], the same as in evaluation.
+        """Return the square of a picture that the network sees: uint8 [S, S, 3], as in evaluation.
 
         Raises:
             UserError: a file that cannot be read; names it.

@@ -18,7 +18,7 @@ MOST_CLASSES = 200
 
 
 def model_card(file: ModelFile, summary: Mapping[str, Any], dataset: str) -> str:
-    """What was trained on what, how well it does, how to use it, and what it cannot do.
+    """Write what was trained on what, how well it does, how to use it, and what it cannot do.
 
     It names no place on the machine that trained it.
 

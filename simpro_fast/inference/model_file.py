@@ -71,7 +71,7 @@ class ModelFile(BaseModel):
     confusion: Counts | None = None
     """Validation images by [true class, predicted class]; None: no such set, or K too large."""
     temperature: float | None = Field(None, gt=0)
-    """Of softmax(f / temperature) with the best likelihood on the validation set; None: unknown."""
+    """T of softmax(f / T) with the best likelihood on the validation set; None: unknown."""
     step: int
     commit: str | None = None
     versions: dict[str, str] = {}

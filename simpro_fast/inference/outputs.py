@@ -67,7 +67,7 @@ class Outputs:
         self.finished = False
         """Whether all rows are, and `finish` alone is left to do: it was killed there."""
         self.records: list[dict[str, Any]] = []
-        """What earlier runs passed to `append`, oldest first."""
+        """Records that earlier runs passed to `append`, oldest first."""
         try:
             self._found = self._stack.enter_context(claimed(files))
             self._begin(self._permitted(resume, overwrite, check))
@@ -131,7 +131,7 @@ class Outputs:
     def _permitted(
         self, resume: bool, overwrite: bool, check: Callable[[Path], None]
     ) -> list[_Line]:
-        """What to go on from, once it is sure that this run may write all of its files."""
+        """Return what to resume from, once it is sure that this run may write all of its files."""
         first = self._files[0]
         journal = _read_journal(first.journal)
         lines = [] if overwrite or not journal.key else journal.lines
@@ -190,7 +190,7 @@ class Outputs:
         return good
 
     def _check_same(self) -> None:
-        """Of the files that are still to get their names."""
+        """Check the files that are still to get their names."""
         waiting = (f.final for f in self._files if not self.finished or f.path.exists())
         check_same({path: self._found[path] for path in waiting})
 
@@ -220,7 +220,7 @@ class _Partial:
         self.final, self.format = final, form
         self.path = final.with_name(f"{final.name}.partial")
         self.journal = final.with_name(f"{final.name}.journal")
-        """Of the first file, that of the run; of the others, whose they are."""
+        """Journal: that of the run for the first file; the others name theirs."""
         self._file: BufferedRandom | None = None
         self._length = self._crc = 0
 
@@ -264,7 +264,7 @@ class _Partial:
 
 @dataclass(frozen=True)
 class _Line:
-    """Of a journal."""
+    """Line of a journal."""
 
     rows: int
     record: dict[str, Any]
@@ -276,11 +276,11 @@ class _Line:
 
 @dataclass
 class _Journal:
-    """As far as its lines are whole; no line where the key is not."""
+    """Journal as far as its lines are complete; without its key it has no lines."""
 
     key: dict[str, Any] = field(default_factory=dict)
     found: dict[str, State] = field(default_factory=dict)
-    """What was under the final names when the run began."""
+    """States of the final names when the run began."""
     lines: list[_Line] = field(default_factory=list)
 
 

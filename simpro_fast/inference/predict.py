@@ -28,7 +28,7 @@ class Chunk(Generic[T]):
 
     items: list[T]
     status: list[str]
-    """Of each: `ok`, or why it could not be read, in the words of `prepare`."""
+    """Status of each: `ok`, or why it could not be read, in the words of `prepare`."""
     logits: np.ndarray
     """float32 [n, K], plain; NaN where the image could not be read."""
 
@@ -139,7 +139,7 @@ def answers(
 
 
 def margin_and_entropy(p: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of probabilities [n, K]: the first's lead over the second, [n], and nats, [n]."""
+    """Return the first probability's lead over the second, [n], and nats, [n], of [n, K]."""
     first, second = -np.partition(-p, (0, 1), axis=1)[:, :2].T
     positive = p > 0
     return first - second, -(p * np.log(p, where=positive, out=np.zeros_like(p))).sum(axis=1)

@@ -18,7 +18,7 @@ _SHOWN = 5
 
 
 def chosen_prior(given: str, class_names: Sequence[str]) -> str | list[float]:
-    """What `--prior` means: one of `PRIORS` as it stands, or the shares that a file gives.
+    """Read `--prior`: one of `PRIORS` as it stands, or the shares that a file gives.
 
     Args:
         given: a name, or a file: JSON `{class: share}`, or CSV with the columns `class,share`.

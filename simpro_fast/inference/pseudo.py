@@ -1,4 +1,4 @@
-"""What the method of a run, and its network, make of the unlabeled images."""
+"""Pseudo-labels of the unlabeled images, by the method of a run and its network."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TrainingRule:
         return self._method.threshold
 
     def __call__(self, logits: np.ndarray) -> PseudoLabels:
-        """Of plain logits, float32 [n, K]; tensors on the CPU."""
+        """Answer for plain logits, float32 [n, K]; tensors on the CPU."""
         found = self._method.pseudo_labels(torch.from_numpy(logits).to(self._device))
         if found is None:
             raise UserError(
@@ -132,7 +132,7 @@ class Answers:
 
 
 def features(model: TrainedModel, batches: Iterator[np.ndarray]) -> np.ndarray:
-    """What the head of the network sees: float32 [n, D] of batches of squares."""
+    """Return what the head of the network sees: float32 [n, D] of batches of squares."""
     found: list[Tensor] = []
 
     def keep(_: object, inputs: tuple[Tensor, ...]) -> None:

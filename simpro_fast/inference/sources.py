@@ -43,7 +43,7 @@ class Item:
     """One image, or one file that should have held some."""
 
     path: str
-    """As it is shown."""
+    """Path as it is shown."""
     member: str
     """Name in the tar shard `path`; else empty."""
     place: str | Member | None
@@ -54,7 +54,7 @@ class Item:
 
     @property
     def image(self) -> ImageSource | None:
-        """What reads it."""
+        """Return what reads it."""
         return Path(self.place) if isinstance(self.place, str) else self.place
 
 
@@ -89,11 +89,11 @@ class Sources:
             _check(place)
         self._seen = array("q")
         self.ignored = Ignored()
-        """What folders and shards hold besides images; grows as they are read."""
+        """Files of folders and shards besides images; grows as they are read."""
 
     @property
     def names(self) -> list[str]:
-        """What the arguments stand for, independent of the working folder."""
+        """Return what the arguments stand for, independent of the working folder."""
         return [p if p == STANDARD_INPUT else os.path.abspath(p) for p in self._places]
 
     @property
@@ -209,6 +209,6 @@ def split_names(stream: BinaryIO) -> Iterator[str]:
 
 
 def _read_some(stream: BinaryIO) -> bytes:
-    """What there is, without waiting for a whole block; empty at the end."""
+    """Read what there is, without waiting for a whole block; empty at the end."""
     read1 = getattr(stream, "read1", stream.read)
     return bytes(read1(_CHUNK))

@@ -32,11 +32,11 @@ class Format(Protocol):
     """How rows become bytes."""
 
     def head(self) -> bytes:
-        """What the partial file begins with."""
+        """Return what the partial file begins with."""
         ...
 
     def encode(self, columns: Columns) -> bytes:
-        """What some rows append to it."""
+        """Return what some rows append to it."""
         ...
 
     def finish(self, partial: Path, final: Path, rows: int) -> None:
@@ -229,7 +229,7 @@ def _plain(value: object) -> object:
 
 
 def _jsonable(value: Any) -> Any:
-    """Of numpy's types; a float32 by its own digits, not by those of the float64 next to it."""
+    """Convert numpy's types; a float32 by its own digits, not those of the float64 next to it."""
     return float(str(value)) if isinstance(value, np.floating) else value.item()
 
 

@@ -110,7 +110,7 @@ class ABC(Method):
         )
 
     def _labeled_loss(self, logits: Tensor, targets: Tensor, uniform: Tensor) -> Tensor:
-        """Of both heads: a row that is left out is ignored, but counts in the mean."""
+        """Labeled loss of both heads: a row that is left out is ignored, but counts in the mean."""
         kept = uniform < self.kept_share[targets.clamp(0, self.num_classes - 1)]
         of_heads = torch.stack([targets, torch.where(kept, targets, IGNORED_TARGET)], dim=1)
         rows = adjusted_cross_entropy(

@@ -1,4 +1,4 @@
-"""What the trainer asks of a method; docs/methods.md builds one."""
+"""Interface between trainer and method; docs/methods.md builds one."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ class Method(PriorTracker):
         self.strong_views = strong_views
         self.impl: Impl = impl
         self.phase = 0
-        """What `phase_at` says of the current period; kept by the trainer."""
+        """Value of `phase_at` for the current period; kept by the trainer."""
 
     @classmethod
     def needs(cls, config: Any) -> Needs:
-        """What it takes under this configuration (an instance of `cls.Config`)."""
+        """Declare what it takes under this configuration (an instance of `cls.Config`)."""
         return Needs()
 
     @classmethod

@@ -17,7 +17,7 @@ from simpro_fast.methods.priors import IGNORED_TARGET
 from simpro_fast.methods.step_rows import StepRows
 
 CLASS, ROW, MIXES, SHARE, OTHER = range(5)
-"""What each of an image's uniform numbers draws."""
+"""Indices of an image's uniform numbers: what each of them draws."""
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 

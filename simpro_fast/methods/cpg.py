@@ -247,7 +247,7 @@ def normals(uniforms: Tensor, size: int) -> Tensor:
 
 
 def _hash(words: Tensor) -> Tensor:
-    """Of int64 words below 2^32; multipliers are below 2^31, so that nothing overflows."""
+    """Hash int64 words below 2^32; multipliers are below 2^31, so that nothing overflows."""
     for factor in (0x7FEB352D, 0x45D9F3B):
         words = ((words ^ (words >> 16)) * factor) & 0xFFFFFFFF
     return words ^ (words >> 16)

@@ -129,7 +129,7 @@ class DASO(Method):
 
     @torch.no_grad()
     def _remember(self, features: Tensor, targets: Tensor, pseudo_labels: Tensor) -> None:
-        """Of this micro-batch: features and labels of the weak labeled views, the first ones."""
+        """Keep the features and labels of this micro-batch's weak labeled views, the first ones."""
         self.new.add(features=features[: len(targets)], labels=targets)
         ones = torch.ones_like(pseudo_labels, dtype=self.labels_seen.dtype)
         self.labels_seen.index_add_(0, pseudo_labels, ones)

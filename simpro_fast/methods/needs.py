@@ -1,4 +1,4 @@
-"""What a method asks of the trainer, and what it is given: the types between the two."""
+"""Types between a method and the trainer: what the one asks for, and what it is given."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method is built from besides its own keys."""
+    """Values from which a method is built, besides its own keys."""
 
     labeled_counts: tuple[int, ...]
     """Labeled images per class, length K."""
@@ -110,7 +110,7 @@ class Heads:
 
 
 class PhaseTools(Protocol):
-    """What a method may ask for between two phases; every rank asks for the same."""
+    """Tools of a method between two phases; every rank asks for the same."""
 
     network: nn.Module
     """The averaged network, in evaluation mode."""
@@ -131,7 +131,7 @@ class PhaseTools(Protocol):
 
 @dataclass(frozen=True)
 class Change:
-    """What a new phase asks of the trainer."""
+    """Requests of a new phase to the trainer."""
 
     fresh_network: bool = False
     """Start again from new weights, optimizer state and average; the learning rate starts anew."""

@@ -1,4 +1,4 @@
-"""What every method returns for a step."""
+"""Output of every method for a step."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class MethodOutput:
 
 @dataclass(frozen=True)
 class PseudoLabels:
-    """What a method makes of weak views, without a loss."""
+    """Pseudo-labels of weak views, without a loss."""
 
     labels: Tensor
     """int64 [N], the most probable class, kept or not; lowest index on ties."""

@@ -67,7 +67,7 @@ class PriorTracker(nn.Module):
     """Attributes that are each rank's own and sum up over ranks, float64; what else is in the state
     is equal on all ranks. A subclass, or an instance, appends the names of its own."""
     labeled_weight: float = 1.0
-    """Of a labeled image in phi; an unlabeled one has 1."""
+    """Weight of a labeled image in phi; an unlabeled one has 1."""
 
     pi_u: Tensor
     phi: Tensor
@@ -212,7 +212,7 @@ class PriorTracker(nn.Module):
         self.unlabeled_mass.zero_()
 
     def prior_mass(self, unlabeled: Tensor) -> Tensor:
-        """What pi_u moves to, before it is normalised; `unlabeled` [K] is that of all ranks."""
+        """Return the unnormalised target of pi_u; `unlabeled` [K] is that of all ranks."""
         return unlabeled
 
     def normalised_pi_u(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""What SimPro and FixMatch share: the two losses and their pseudo-labels."""
+"""Losses and pseudo-labels that SimPro and FixMatch share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PseudoLabelMethod(Method):
         return Needs(confident=True)
 
     def adjustments(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """What is added to the logits of weak views, and of labeled and strong ones: [K] or None.
+        """Return what is added to the logits of weak, and of labeled and strong views: [K] or None.
 
         Args:
             dtype: float32 or float64, of the result.

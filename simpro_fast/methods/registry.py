@@ -78,7 +78,7 @@ def setting_of(
     image_size: int,
     alpha: float,
 ) -> Setting:
-    """What the method of a run is built from; arguments as in `Setting`."""
+    """Collect what the method of a run is built from; arguments as in `Setting`."""
     return Setting(
         labeled_counts=labeled_counts,
         num_unlabeled=num_unlabeled,

@@ -72,7 +72,7 @@ class SimProStar(SimPro):
         return NAMES[nearest]
 
     def update_priors(self) -> None:
-        """As `PriorTracker`, but with pi_u left alone once it is an anchor."""
+        """Update the priors as `PriorTracker` does, but leave pi_u alone once it is an anchor."""
         before = self.pi_u.clone()
         super().update_priors()
         if self.phase:

@@ -1,4 +1,4 @@
-"""What the forward passes of a step leave for its end."""
+"""Rows that the forward passes of a step leave for its end."""
 
 from __future__ import annotations
 

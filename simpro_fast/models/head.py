@@ -113,7 +113,7 @@ class BranchPool(nn.Module):
         return torch.stack([norm(maps).mean((2, 3)) for norm in self.norms], dim=1)
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """What evaluation does to a pooled feature: scale and shift, each [B, D]."""
+        """Return scale and shift of a pooled feature in evaluation, each [B, D]."""
         scale, shift = [], []
         for norm in self.norms:
             assert isinstance(norm, NormAct) and norm.running_mean is not None

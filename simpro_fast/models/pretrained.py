@@ -32,11 +32,11 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "model_ema", "state_dict
 
 @dataclass(frozen=True)
 class PretrainedReport:
-    """What became of the tensors of a weights file; names in the network's order."""
+    """Outcome for the tensors of a weights file; names in the network's order."""
 
     file: str
     sha256: str
-    """Of the file's bytes."""
+    """Digest of the file's bytes."""
     matched: int
     """Tensors of the network that were filled."""
     total: int

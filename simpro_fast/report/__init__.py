@@ -1,4 +1,4 @@
-"""What runs learned: tables for the terminal, figures, and one page to send around."""
+"""Reports on runs: tables for the terminal, figures, and one page to send around."""
 
 from __future__ import annotations
 

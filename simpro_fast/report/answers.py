@@ -33,7 +33,7 @@ def check_matplotlib() -> None:
 def confusion_figure(
     confusion: Sequence[Sequence[int]], class_names: Sequence[str], path: Path
 ) -> None:
-    """What each class is taken for, in percent of its images; grey where it has none."""
+    """Draw what each class is taken for, in percent of its images; grey where it has none."""
     counts = np.asarray(confusion, np.float64)
     totals = counts.sum(axis=1, keepdims=True)
     shares = np.divide(100 * counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)

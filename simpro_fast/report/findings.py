@@ -1,4 +1,4 @@
-"""What a run found, in one sentence, and why it may be wrong."""
+"""Findings of a run, in one sentence, and why they may be wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST = 40
 
 @dataclass(frozen=True)
 class Finding:
-    """Of one run, in plain English."""
+    """Finding of one run, in plain English."""
 
     sentence: str
     warnings: tuple[str, ...]
@@ -45,7 +45,7 @@ class Interval:
 
 
 def intervals(summary: dict[str, Any]) -> list[Interval] | None:
-    """Of every class, from `heap` of a summary; None without, or if its rows are not the classes.
+    """Read every interval from `heap` of a summary; None without, or if its rows do not fit.
 
     A row names its class, or gives its number.
     """

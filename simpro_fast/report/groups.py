@@ -29,7 +29,7 @@ class Group:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Of the first seed, for what all seeds share."""
+        """Return the summary of the first seed, for what all seeds share."""
         return self.runs[0].summary
 
     @property
@@ -153,7 +153,7 @@ def check_same_split(runs: Sequence[Run], *, force: bool = False) -> list[str]:
 
 
 def _differences(a: Run, b: Run) -> list[str]:
-    """What makes the splits of two runs incomparable; empty where they fit."""
+    """Describe what makes the splits of two runs incomparable; empty where they fit."""
     found = []
     data = [run.environment.get("data") for run in (a, b)]
     if None not in data and data[0] != data[1]:

@@ -67,7 +67,7 @@ def content(
     pictures: Sequence[tuple[ViewsFigure | None, Mistakes | None]],
     notes: Sequence[str],
 ) -> dict[str, Any]:
-    """What the template is filled with."""
+    """Collect what the template is filled with."""
     if len(groups) > 4:  # as in the figures
         groups = [replace(g, label=f"{letter(i)} {g.label}") for i, g in enumerate(groups)]
     several = len(groups) > 1

@@ -87,7 +87,7 @@ def save_mistakes(mistakes: Mistakes, folder: Path) -> None:
 
 
 def load_views(folder: Path) -> ViewsFigure | None:
-    """What `save_views` wrote; None without the file.
+    """Read what `save_views` wrote; None without the file.
 
     Raises:
         UserError: the file is damaged.
@@ -117,7 +117,7 @@ def load_views(folder: Path) -> ViewsFigure | None:
 
 
 def load_mistakes(folder: Path, num_classes: int) -> Mistakes | None:
-    """What `save_mistakes` wrote; None without the file.
+    """Read what `save_mistakes` wrote; None without the file.
 
     Raises:
         UserError: the file is damaged, or names classes from `num_classes` on.
@@ -143,7 +143,7 @@ def load_mistakes(folder: Path, num_classes: int) -> Mistakes | None:
 
 
 def pictures_of(run: Run) -> tuple[ViewsFigure | None, Mistakes | None, list[str]]:
-    """What a run has left, and what is wrong with it."""
+    """Read the pictures that a run has left, and what is wrong with them."""
     views, mistakes, notes = None, None, []
     try:
         views = load_views(run.path / FOLDER)

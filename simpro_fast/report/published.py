@@ -55,7 +55,7 @@ def published_for(config: dict[str, Any]) -> Published | None:
 
 @cache
 def _by_training() -> list[tuple[dict[str, Any], Published]]:
-    """What each published number was trained with: keys that change a training, but the seed."""
+    """Map each published number's training: keys that change a training, but the seed."""
     found: list[tuple[dict[str, Any], Published]] = []
     for row in read_published():
         if row["config"]:

@@ -147,7 +147,7 @@ def load_run(run_dir: Path, summary: dict[str, Any] | None = None) -> Run:
 def _so_far(
     config: dict[str, Any], split: dict[str, Any], metrics: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """What summary.json would say after the last period."""
+    """Return what summary.json would say after the last period."""
 
     def last(key: str) -> Any:
         return next((row[key] for row in reversed(metrics) if row.get(key) is not None), None)

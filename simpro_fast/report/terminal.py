@@ -1,4 +1,4 @@
-"""What runs learned, as tables for the terminal."""
+"""Reports on runs, as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def print_report(
 
 
 def report_data(groups: Sequence[Group], notes: Sequence[str]) -> dict[str, Any]:
-    """What `print_report` shows, for programs; accuracies in percent, shares from 0 to 1."""
+    """Return what `print_report` shows, for programs; accuracies in percent, shares from 0 to 1."""
 
     def number(group: Group, key: str) -> dict[str, float | None]:
         mean, spread = group.number(key)
@@ -154,7 +154,7 @@ def heading(run: Run) -> Text:
 
 
 def finding_lines(groups: Sequence[Group]) -> list[str]:
-    """What every group found, of its first seed; what all must be warned of comes last, once."""
+    """Write every group's finding, of its first seed; a warning of all comes last, once."""
     findings = [finding(group.summary) for group in groups]
     shared, lines = shared_warnings(findings), []
     for group, found in zip(groups, findings, strict=True):

@@ -1,4 +1,4 @@
-"""What a run logs before its first step."""
+"""Log lines before the first step of a run."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def announce(
 def announce_dry_run(
     averages: dict[str, Any], first: float, seconds: float, steps: int, tests: int
 ) -> None:
-    """What some steps gave and took; nothing was written.
+    """Log what some steps gave and took; nothing was written.
 
     Args:
         averages: of the first step.

@@ -1,4 +1,4 @@
-"""What a run writes when it starts or goes on."""
+"""Files that a run writes when it starts or resumes."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ class RunDirectory:
         return None
 
     def describe_bad_step(self, path: Path | None, draws: Callable[[], dict[str, Any]]) -> str:
-        """What helps after a loss that is not finite; leaves the draws of its batch in `path`."""
+        """Explain a loss that is not finite; leaves the draws of its batch in `path`."""
         said, good = "no file was written", list[Path]()
         try:
             if path is not None:

@@ -38,7 +38,7 @@ _HOLDER = re.compile(r"process (\d+) on (\S+)")
 
 @dataclass(frozen=True)
 class RankLife:
-    """What a rank last said."""
+    """Last state that a rank wrote."""
 
     beat: Beat
     age: float
@@ -59,7 +59,7 @@ class LiveRun:
     """Why it ended before its time; else empty."""
     step: int
     rows: list[dict[str, Any]]
-    """Of metrics.jsonl."""
+    """Rows of metrics.jsonl."""
     class_names: list[str]
     """Empty before the split is made."""
     unlabeled_counts: list[int] | None
@@ -178,7 +178,7 @@ def _holder_runs(run_dir: Path) -> bool:
 
 
 def _end(run_dir: Path) -> Failure | None:
-    """What the last start wrote of its end: rank 0, else a rank that failed before the others."""
+    """Read how the last start ended: rank 0, else a rank that failed before the others."""
     for path in (run_dir / ENDED, *sorted((run_dir / NOTES).glob("rank*.json"))):
         with suppress(UserError):
             if path.is_file():

@@ -58,7 +58,7 @@ class NotebookTable(Progress):
 
 
 def build_progress(mode: str, total: int, views_per_step: int, *, main: bool) -> Progress:
-    """What `log.progress` asks for: in a notebook a table, else a line."""
+    """Build what `log.progress` asks for: in a notebook a table, else a line."""
     if mode == "auto" and main and in_notebook():
         return NotebookTable(total, views_per_step)
     return Progress(mode, total, views_per_step, main=main)

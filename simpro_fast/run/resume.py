@@ -35,7 +35,7 @@ FILES = "files"
 
 
 def agreed_fingerprint(dataset: ArrayDataset, split: Split, ranks: Ranks) -> dict[str, str]:
-    """What all ranks must hold alike before the first step, and every start of a run.
+    """Agree on what all ranks must hold alike before the first step, and every start of a run.
 
     Raises:
         ConfigError: ranks hold different data or splits; on every rank.
@@ -216,7 +216,7 @@ def is_finished(config: Config, ranks: Ranks) -> bool:
 
 
 def _refuse_changes(path: Path, before: Config, now: Config) -> None:
-    """What may change stands beside each key, and in the table of docs/survival.md."""
+    """Refuse changes of the training; the keys and docs/survival.md say what may change."""
     old, new, changes = flatten(before), flatten(now), type(now).changes()
     if None in (before.model.weights, now.model.weights):
         changes["model.weights"] = "training"  # there is no content to compare

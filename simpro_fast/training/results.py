@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def unsaved_end(step: int, *, main: bool) -> UserError:
-    """What a run raises that ends without its last checkpoint."""
+    """Build the error of a run that ends without its last checkpoint."""
     said = (
         f"trained to step {step}, but its checkpoint could not be saved (checkpoint.on_error="
         "continue); free some space and start again, which goes on from the last one that could"
@@ -143,7 +143,7 @@ def summarise(trained: TrainedRun) -> dict[str, Any]:
 
 
 def _statistics(evaluation: Evaluation | None) -> dict[str, Any]:
-    """What summary.json says of the test besides top-1; a large matrix is in model.json alone."""
+    """Return what summary.json says of the test besides top-1; model.json has large matrices."""
     if evaluation is None:
         keys = ("top_k", "top_k_accuracy", "ece", "log_likelihood", "temperature")
         return dict.fromkeys((*keys, "confusion", "reliability"))

@@ -16,7 +16,7 @@ from simpro_fast.utils.atomic_write import check_output
 from simpro_fast.utils.file_lock import locked
 
 State = list[int] | None
-"""What is under a name: bytes and time of the last change (ns); None: nothing. Strict JSON."""
+"""State of a name: bytes and time of the last change (ns); None: no file. Strict JSON."""
 _CURE = "choose another --output"
 
 

@@ -1,4 +1,4 @@
-"""What reaches the terminal from which rank."""
+"""Logging: which rank writes what to the terminal."""
 
 from __future__ import annotations
 

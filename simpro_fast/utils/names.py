@@ -78,7 +78,7 @@ def difference(name: str, other: str) -> str | None:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """What a name that is not among the known ones was meant to be, as the end of a sentence."""
+    """Guess what an unknown name was meant to be, as the end of a sentence."""
     known = list(known)
     for other in known:
         if what := difference(name, other):

@@ -13,7 +13,7 @@ import numpy as np
 from simpro_fast.utils.regular_file import open_regular
 
 BROKEN = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError)
-"""What `read_npz` raises on a damaged file; RuntimeError where it is encrypted."""
+"""Exceptions of `read_npz` on a damaged file; RuntimeError where it is encrypted."""
 _CHUNK = 1 << 20
 
 

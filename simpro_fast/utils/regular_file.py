@@ -18,7 +18,7 @@ _KINDS = {
 
 
 def check_regular(path: str | os.PathLike[str]) -> os.stat_result:
-    """What `os.stat` says of a regular file; links are followed.
+    """Return `os.stat` of a regular file; links are followed.
 
     Raises:
         OSError: it is missing, cannot be reached, or is a folder, pipe, socket or device.

@@ -1,4 +1,4 @@
-"""What people read: styled and fitted to the width of a terminal, plain text anywhere else."""
+"""Output for people: styled and fitted to the width of a terminal, plain text anywhere else."""
 
 from __future__ import annotations
 

@@ -36,14 +36,18 @@ def test_export(tmp_path: Path) -> None:
 
 def test_tutorial_digits(tmp_path: Path) -> None:
     said = run_page("tutorial_digits.md", tmp_path, training=["train.steps=20", "data.mu=2"])
-    rows = (tmp_path / "heap.csv").read_text().splitlines()
-    assert len(rows) == 1 + len(list((tmp_path / "heap").iterdir())) and rows[0].startswith("path")
+    rows = (tmp_path / "pictures.csv").read_text().splitlines()
+    assert len(rows) == 1 + len(list((tmp_path / "pictures").iterdir())) and rows[0].startswith(
+        "path"
+    )
     heap = json.loads((tmp_path / "answers" / "heap.json").read_text())
     assert len(heap["rows"]) == 10
     evaluated = json.loads((tmp_path / "answers" / "evaluation.json").read_text())
     assert evaluated["images"] == 400
     assert (tmp_path / "digits.onnx").stat().st_size > 100_000
-    assert "heap/0001.png" in next(text for block, text in said.items() if "load_model" in block)
+    assert "pictures/0001.png" in next(
+        text for block, text in said.items() if "load_model" in block
+    )
 
 
 def test_tutorial_own_images(tmp_path: Path) -> None:
@@ -87,7 +91,7 @@ TRUTH = [NAMES[digit] for digit in load_digits().target[load_digits().target < 3
 
 
 def write_photos(folder: Path) -> None:
-    """Three digits as photos: 12 + 6 + 3 labeled ones, 30 to validate, 60 in the heap."""
+    """Three digits as photos: 12 + 6 + 3 labeled ones, 30 to validate, 60 unlabeled."""
     digits = load_digits()
     images = digits.images[digits.target < 3]
     wanted = {("labeled", k): count for k, count in enumerate((12, 6, 3))}

@@ -47,7 +47,7 @@ def module(name: str, **content: Any) -> ModuleType:
 
 @pytest.fixture(scope="module", params=["nested folders", "shards"])
 def photos(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `photos/`, a run on it, and what `predict` says of labeled images and heap."""
+    """A folder with `photos/`, a run on it, and what `predict` says of its images."""
     folder = tmp_path_factory.mktemp("page")
     root, shards = tidy(folder / "photos"), request.param == "shards"
     for name, other in zip(("cats", "dogs", "owls"), NUMBERS if shards else NAMES, strict=True):
@@ -63,7 +63,7 @@ def photos(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         data = {"name": "images", "manifest": "photos/prepared/manifest.csv", "image_size": 16}
         train(folder, name="mine", data={**data, "batch_size": 4, "mu": 2})
         (root / "unlabeled" / "000.jpg").write_bytes(b"\xff\xd8damaged")
-        for source, table in ((labeled, "labeled"), (str(root / "unlabeled"), "heap")):
+        for source, table in ((labeled, "labeled"), (str(root / "unlabeled"), "unlabeled")):
             files = ["--output", f"{table}.csv", "--logits", f"{table}.npy", "--quiet"]
             arguments = ["predict", "runs/mine/seed1", source, *files, "--on-bad-image=skip"]
             assert main(arguments) == 0

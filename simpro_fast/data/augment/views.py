@@ -112,7 +112,7 @@ class FusedViews:
         return [views.view(torch.int16) if self._dtype == torch.bfloat16 else views]
 
     def received(self, views: Tensor) -> Tensor:
-        """What came out of the pipeline, in its own dtype."""
+        """Return the output of the pipeline, in its own dtype."""
         return views.view(self._dtype)
 
     def close(self) -> None:

@@ -47,7 +47,7 @@ class ArrayDataset:
     unlabeled_images: np.ndarray | None = None
     """uint8 [U, H, W, 3] of unknown classes; None: unlabeled images are some of `images`."""
     images_sha256: str | None = None
-    """Of the bytes of `images`, `test_images` and `unlabeled_images`, where it is known already."""
+    """Digest of the bytes of `images`, `test_images`, `unlabeled_images`, where known already."""
 
     @property
     def num_classes(self) -> int:
@@ -87,12 +87,12 @@ class ArrayDataset:
         return digest.hexdigest()
 
     def files_state(self) -> str:
-        """What `fingerprint` leaves open where it has not read every image; else empty."""
+        """Describe what `fingerprint` leaves open where it has not read every image; else empty."""
         return ""
 
 
 def _sha256(parts: Iterable[np.ndarray | None]) -> str:
-    """Of the bytes of arrays, one after another."""
+    """Hash the bytes of arrays, one after another."""
     digest = hashlib.sha256()
     for part in parts:
         if part is not None:

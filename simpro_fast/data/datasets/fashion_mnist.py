@@ -21,7 +21,7 @@ from simpro_fast.utils.regular_file import open_regular
 _MOST_BYTES = 1 << 31
 _SIDE = 28
 _STD = {28: 0.3530, 14: 0.3301}
-"""Of the pixels, by side of the images."""
+"""Standard deviation of the pixels, by side of the images."""
 _FASHION_DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 _FASHION_CLASSES = (
     "T-shirt/top",

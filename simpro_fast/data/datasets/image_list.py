@@ -231,7 +231,7 @@ def with_sizes(manifest: Manifest, data: DataConfig) -> Manifest:
 
 
 def _refuse_leaks(manifest: Manifest) -> None:
-    """By place, and by content where that is known; `prepare` compares the contents of all."""
+    """Refuse test images among the others, by place, and by content where that is known."""
     folder = cache(os.path.realpath)
 
     def keys(row: Row) -> Iterator[Hashable]:

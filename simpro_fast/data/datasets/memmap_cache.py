@@ -39,7 +39,7 @@ class MappedImages:
     lengths: tuple[int, ...]
     """Images of each part, in the order in which they were given."""
     sha256: str
-    """Of the bytes of `images`, from when they were written."""
+    """Digest of the bytes of `images`, from when they were written."""
 
 
 def mapped_images(path: Path, parts: Callable[[], Iterator[Part]]) -> MappedImages:

@@ -81,7 +81,7 @@ def dataset_names() -> tuple[str, ...]:
 
 
 def _checked(dataset: object, source: str) -> ArrayDataset:
-    """What a stranger's loader gave, with labels as int64.
+    """Check what a stranger's loader gave; labels become int64.
 
     Raises:
         UserError: it is no data set that can be trained on; says why.

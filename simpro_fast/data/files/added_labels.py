@@ -31,7 +31,7 @@ FILE_NAME = "added_labels.csv"
 _COLUMNS = ("path", "member", "label")
 _SHOWN = 5
 _Key = tuple[str, str]
-"""What identifies an image: path in NFC, member."""
+"""Identity of an image: path in NFC, member."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class GivenLabel:
     """One line of a table of labels."""
 
     path: str
-    """As written: absolute, or relative to the manifest, the table or the working folder."""
+    """Path as written: absolute, or relative to the manifest, the table or the working folder."""
     member: str
     label: str
     """In NFC; empty where nobody has decided yet."""
@@ -52,7 +52,7 @@ class Labeled:
 
     manifest: Manifest
     lines: tuple[str, ...]
-    """What became of the labels, for people."""
+    """Summary of what became of the labels, for people."""
     kept: bytes | None
     """The new content of `added_labels.csv`; None: it stays as it is."""
 

@@ -33,7 +33,7 @@ _CACHE_COLUMNS = (
 )
 """A cache of other columns, by other rules, is not used."""
 _Key = tuple[str, str, int]
-"""What identifies an image: path, member, offset."""
+"""Identity of an image: path, member, offset."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _mark_duplicates(rows: Sequence[Row]) -> tuple[list[Row], int]:
 def _duplicate(
     row: Row, evaluated: dict[str, Row], labeled: dict[str, Row], contradicted: dict[str, Row]
 ) -> str | None:
-    """What is wrong with a readable image's content; the tables go from content to image."""
+    """Find what is wrong with a readable image's content; tables go from content to image."""
     test, same = evaluated.get(row.sha256), labeled.get(row.sha256)
     if row.split in EVALUATED:
         if test is not None and test.label != row.label:
@@ -207,7 +207,7 @@ def _stamp(path: str) -> tuple[int, int] | None:
 
 
 def _read_cache(path: Path) -> dict[_Key, tuple[tuple[int, int], Facts]]:
-    """What an earlier look found; anything odd means that there was none."""
+    """Read what an earlier look found; anything odd means that there was none."""
     try:
         text = read_regular(path).decode("utf-8", "surrogateescape")
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)

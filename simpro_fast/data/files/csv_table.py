@@ -33,7 +33,7 @@ OTHER_NAMES = {
     ),
     "label": ("class", "class_name", "category", "target"),
 }
-"""What other programs call our columns; taken where ours is missing and no two could be meant."""
+"""Names of our columns in other programs; taken where ours is missing and no two could be meant."""
 _SHOWN = 120
 _HEADER_LINES = 20
 _EXCEL = re.compile(r'"?sep=([,;\t])"?\s*')
@@ -43,7 +43,7 @@ _NO_TABLE = {
     b"PK\3\4": "a workbook (or another zip)",
     b"\xd0\xcf\x11\xe0": "an old workbook",
 }
-"""What people take for a table, by its first bytes."""
+"""Files that people take for a table, by their first bytes."""
 _WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _WIDE_ENDS = tuple(end.encode(code) for end in "\n\r" for code in ("utf-16-le", "utf-16-be"))
 

@@ -43,7 +43,7 @@ _REFUSED = ("gif", "tif", "tiff", "ppm", "pgm", "pnm", "avif", "heic", "heif", "
 EXTENSIONS = frozenset([*_READ, *_REFUSED])
 """Files with these endings, in any case, are taken for images; others are ignored and counted."""
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "WEBP")
-"""What is read, in Pillow's names. MPO is the JPEG of phones with a second picture in it."""
+"""Formats that are read, in Pillow's names. MPO is the JPEG of phones with a second picture."""
 _HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _HEIF_NAMES = (".heic", ".heif")
 _ONLY_PACKED = (
@@ -72,7 +72,7 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What turns a picture of this orientation upright."""
+"""Transposition that turns a picture of this orientation upright."""
 _ON_THE_SIDE = tuple(_UPRIGHT[k] for k in (5, 6, 7, 8))
 _NEAR = 16
 """Two decoders of a lossy file may differ by some units in a pixel; by more, it is another
@@ -85,19 +85,19 @@ class UnreadableImage(UserError):
     def __init__(self, source: ImageSource, status: str) -> None:
         super().__init__(f"{source}: {status}")
         self.status = status
-        """As in `Facts`."""
+        """Status as in `Facts`."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a look at one file gave."""
+    """Result of a look at one file."""
 
     width: int = 0
     """Pixels, after the orientation tag; 0 where unknown."""
     height: int = 0
     bytes: int = 0
     sha256: str = ""
-    """Of the file's bytes; empty when only the header was read."""
+    """Digest of the file's bytes; empty when only the header was read."""
     status: str = OK
     """`ok`, or `damaged`, `unsupported`, `unreadable`, `changed`, with a reason after a colon."""
 
@@ -214,7 +214,7 @@ def _open(source: ImageSource) -> IO[bytes]:
 def _look(
     file: IO[bytes], megapixels: float, *, pixels: bool, heif: bool = False
 ) -> tuple[Facts, Image.Image | None]:
-    """What a file is (without a hash), and with `pixels` its upright picture in RGB if it is ok.
+    """Look at a file (without a hash), and with `pixels` at its upright picture in RGB if it is ok.
 
     Args:
         heif: whether HEIC is read.

@@ -65,7 +65,7 @@ class Row:
 
     @property
     def image(self) -> ImageSource:
-        """What reads it; as text, its name for messages."""
+        """Return what reads it; as text, its name for messages."""
         if self.member:
             return Member(self.path, self.member, self.offset, self.bytes)
         return Path(self.path)

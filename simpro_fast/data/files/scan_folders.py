@@ -26,7 +26,7 @@ _PARTS = {
     **dict.fromkeys(("labeled", "labelled", "train", "training"), True),
     **dict.fromkeys(("unlabeled", "unlabelled", "val", "valid", "validation", "test"), False),
 }
-"""What people call the parts of a data set, and whether the part has labels to train on."""
+"""Usual names of the parts of a data set, and whether the part has labels to train on."""
 
 
 def scan_folders(

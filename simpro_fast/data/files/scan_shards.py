@@ -75,7 +75,7 @@ def refuse_address(text: str) -> None:
 
 
 def braces(text: str) -> Iterator[str]:
-    """What the braces of a pattern stand for: `{000..127}`, `{a,b}`.
+    """Expand the braces of a pattern: `{000..127}`, `{a,b}`.
 
     Raises:
         UserError: an empty range.

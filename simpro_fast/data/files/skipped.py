@@ -1,4 +1,4 @@
-"""What a scan left out, and why."""
+"""Record of what a scan left out, and why."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Ignored:
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    """What was taken all the same, and should be known."""
+    """Notes on what was taken all the same, and should be known."""
 
     def add(self, reason: str, path: str) -> None:
         self.counts[reason] += 1

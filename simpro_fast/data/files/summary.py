@@ -1,4 +1,4 @@
-"""What a look at a data set found: for the terminal, and as `report.json`."""
+"""Summary of a look at a data set: for the terminal, and as `report.json`."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _KINDS = {
     b"S": "sparse file",
 }
 _DAMAGES = (tarfile.TarError, ValueError, IndexError, OverflowError, RecursionError)
-"""What `tarfile` raises on headers that are none."""
+"""Exceptions of `tarfile` on headers that are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Entry:
     kind: str
     """`file`, `folder`, or what else it is: `hard link`, `symbolic link`, `sparse file`, ..."""
     offset: int
-    """Of the content, in bytes from the start of the tar."""
+    """Offset of the content, in bytes from the start of the tar."""
     length: int
 
 

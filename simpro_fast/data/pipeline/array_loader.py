@@ -24,7 +24,7 @@ from simpro_fast.data.splits.split import Split
 from simpro_fast.errors import UserError
 
 PIXELS_PER_THREAD = 2**19
-"""Of the views of a step on a CPU. With fewer, sharing costs more processor time than it is worth
+"""Pixels of a step's views on a CPU. With fewer, sharing costs more processor time than it is worth
 beside training, which has a use for every core."""
 
 
@@ -187,7 +187,7 @@ class ArrayLoader:
 def view_maker(
     augment: AugmentConfig, rows: int, *, device: torch.device, num_threads: int, dtype: torch.dtype
 ) -> EagerViews | FusedViews:
-    """What makes so many views at a time."""
+    """Return what makes so many views at a time."""
     if device.type == "cuda":
         if augment.image_size**2 <= MAX_PIXELS:
             return FusedViews(augment, dtype)

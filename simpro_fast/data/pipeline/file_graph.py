@@ -20,7 +20,7 @@ from simpro_fast.data.pipeline.dali import import_dali, normalise, strong_view
 
 _CPU = torch.device("cpu")
 VIEW_INPUTS = ("start", "end", "mirror", "table")
-"""Of each view of n images: float32 [n, 2] and [n, 2], the box's corners (y, x) in pixels;
+"""Inputs for each view of n images: float32 [n, 2] and [n, 2], box corners (y, x) in pixels;
 int32 [n]; int32 [n, 10], see `views.strong_table`, which the weak view does without."""
 
 

@@ -95,7 +95,7 @@ def raw_words(
 
 
 def uniforms(seed: int, step: int, kind: int, *, start: int, count: int, each: int) -> Array:
-    """What a method draws for the images of a step: float32 [count, each] in [0, 1).
+    """Draw a method's numbers for the images of a step: float32 [count, each] in [0, 1).
 
     Args:
         kind: 0 for labeled images, 1 for unlabeled ones.

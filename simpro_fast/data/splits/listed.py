@@ -76,8 +76,10 @@ def _hold_out(
 
 
 def _contents(rows: Sequence[Row]) -> list[str]:
-    """What is equal for images of equal content. Without a list by `prepare`, files are read as far
-    as others have their length."""
+    """Return keys that are equal for images of equal content.
+
+    Without a list by `prepare`, files are read as far as others have their length.
+    """
     lengths = Counter(row.bytes for row in rows)
     try:
         return [

@@ -56,12 +56,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class Figures:
-    """What was drawn."""
+    """Figures that were drawn."""
 
     paths: list[Path]
     """PNG files, in reading order."""
     together: dict[str, Picture]
-    """By the name of the file: what shows all groups."""
+    """Pictures of all groups, by the name of the file."""
     each: list[dict[str, Picture]]
     """The same of every group alone."""
     notes: list[str]

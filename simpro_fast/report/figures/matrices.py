@@ -76,7 +76,7 @@ def classes_over_time(drawn: Drawn, width: float) -> Figure | None:
 
 
 def confusion(drawn: Drawn, width: float) -> Figure | None:
-    """What the images of each class are taken for, over all seeds, in percent of the class."""
+    """Draw what the images of each class are taken for, over all seeds, in percent of the class."""
     (group,) = drawn.groups
     num_classes = len(drawn.class_names)
     tables = [table for run in group.runs if (table := run.summary.get("confusion"))]

@@ -85,20 +85,20 @@ _STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """What figures are made of: groups, and names as the fonts can draw them."""
+    """Content of figures: groups, and names as the fonts can draw them."""
 
     groups: Sequence[Group]
     labels: Sequence[str]
-    """Of the groups."""
+    """Labels of the groups."""
     names: Sequence[str]
-    """Of their experiments."""
+    """Names of their experiments."""
     class_names: Sequence[str]
     families: Sequence[str]
     """Fonts that have all letters, the preferred first."""
 
     @property
     def title(self) -> str:
-        """What all figures are about."""
+        """Return the title that all figures share."""
         if len(self.groups) > 2:
             return f"{len(self.groups)} experiments"
         labels = " and ".join(short(label, 24) for label in self.labels)

@@ -1,4 +1,4 @@
-"""What every logger is, and the guard that keeps its troubles away from training."""
+"""Interface of the loggers, and the guard that keeps their troubles away from training."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from simpro_fast.run.loggers.base import lacks
 
 FOLDER = "mlruns"
 _BATCH = {"params": 100, "metrics": 1000}
-"""What the server takes at once."""
+"""Items that the server takes at once."""
 _DEFAULTS = {
     # A server that is gone must not hold up training for the library's own ten minutes.
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
