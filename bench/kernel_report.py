@@ -43,7 +43,7 @@ NORM = "batch_norm_act"
 CHANNELS = (16, 128, 1024)
 AUGMENT, SIDES = "augment", (16, 28, 32, 64)
 BOTH = "PRIORS GRAD"
-MOST = {"GRAD", "FLAG"}
+TUNED = (BOTH, *(f"{kernel} FLAG" for kernel in ("STATISTICS", "APPLY", "SUMS", "GRADIENT")))
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,6 @@ class Specialisation:
     align: int = 0
     candidate: int = 0
     """Which of the operation's launch plans; 0 is the default."""
-
-    @property
-    def flags(self) -> set[str]:
-        return set(self.options.split())
 
 
 @dataclass(frozen=True)
@@ -140,12 +136,11 @@ def launchers(spec: Specialisation) -> list[Launcher]:
     if spec.op == "reduce":
         return [tl_utils.reduce_launcher(device)]
     plans = importlib.import_module(f"simpro_kernels.{spec.op}.plans")
-    size, dtype, chosen = spec.num_classes, TYPES[spec.dtype], spec.flags
+    size, dtype, chosen = spec.num_classes, TYPES[spec.dtype], spec.options.split()
     if spec.op == AUGMENT:
         problem = plans.Problem(size, size, dtype)
     elif spec.op == NORM:
-        kernel = spec.options.split()[0].lower()
-        problem = plans.Problem(kernel, size, dtype, spec.align, "FLAG" in chosen)
+        problem = plans.Problem(chosen[0].lower(), size, dtype, spec.align, "FLAG" in chosen)
     else:
         flags = ("PRIORS" in chosen, "PRIORS" in chosen, "HARD" in chosen, "GRAD" in chosen)
         views = 2 if size > plans.MAX_ROW else 0
@@ -286,8 +281,10 @@ def main(arguments: list[str] | None = None) -> int:
         specs = [
             dataclasses.replace(spec, candidate=i)
             for spec in specs
-            # Without gradient or residual a kernel needs fewer registers: the default will do.
-            for i in range(len(launchers(spec)) if spec.op == AUGMENT or MOST & spec.flags else 1)
+            # Of what no bench launches the default alone.
+            for i in range(
+                len(launchers(spec)) if spec.op == AUGMENT or spec.options in TUNED else 1
+            )
         ]
     jobs = [(spec, arch) for spec in specs for arch in options.arch]
     # Forked workers would inherit locks of torch's threads.
