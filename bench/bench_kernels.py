@@ -169,6 +169,8 @@ def views(shape: Shape, dtype: torch.dtype, device: torch.device) -> Case:
         plans.append(view_plan(params, np.arange(count, count + images), of))
         count += images
     plan = torch.from_numpy(np.concatenate(plans))
+    if device.type == "cuda":
+        plan = plan.pin_memory()  # once; its copy to the device is timed
     generator = torch.Generator().manual_seed(0)
     pictures = torch.randint(256, (count, side, side, 3), generator=generator, dtype=torch.uint8)
     make = functools.partial(augment_views, pictures.to(device), plan, max_shift=of.max_shift)

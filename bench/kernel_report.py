@@ -1,7 +1,6 @@
 """Ahead-of-time report on the Triton kernels: registers, spills, shared memory, access widths.
 
     python bench/kernel_report.py                  # every specialisation, writes bench/results/
-    python bench/kernel_report.py --all-plans      # every launch plan of each, no files
     python bench/kernel_report.py --smoke          # a few of them, no files
 
 Compiles for each architecture without a GPU and reads the machine code (SASS) with the cuobjdump
@@ -12,7 +11,6 @@ the SASS or a stack frame. The LOCAL figure of cuobjdump is not used, it can be 
 import argparse
 import collections
 import csv
-import dataclasses
 import functools
 import importlib
 import itertools
@@ -29,11 +27,10 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-from common import machine
+from common import RESULTS, machine
 from simpro_kernels import dispatch
 from simpro_kernels.launch import Launcher
 
-RESULTS = Path(__file__).parent / "results"
 ARCHITECTURES = (80, 90, 100)
 CLASSES = (10, 127, 1000, 2048, 21841)
 DTYPES = ("bf16", "fp32")
@@ -56,8 +53,6 @@ class Specialisation:
     options: str = ""
     """Space-separated flags that are on."""
     align: int = 0
-    candidate: int = 0
-    """Which of the operation's launch plans; 0 is the default."""
 
 
 @dataclass(frozen=True)
@@ -125,15 +120,15 @@ SMOKE = [
 """All code paths of the loss."""
 
 
-def launchers(spec: Specialisation) -> list[Launcher]:
-    """The kernel under each launch plan, first the default; of a loss the mean over two views."""
+def launcher(spec: Specialisation) -> Launcher:
+    """The kernel under its default launch plan; of a loss the mean over two views."""
     from simpro_kernels import gradient, tl_utils
 
     device = torch.device("cpu")
     if spec.op == "gradient":
-        return [gradient.launcher(torch.float32, spec.num_classes, bool(spec.options), device)]
+        return gradient.launcher(torch.float32, spec.num_classes, bool(spec.options), device)
     if spec.op == "reduce":
-        return [tl_utils.reduce_launcher(device)]
+        return tl_utils.reduce_launcher(device)
     plans = importlib.import_module(f"simpro_kernels.{spec.op}.plans")
     size, dtype, chosen = spec.num_classes, TYPES[spec.dtype], spec.options.split()
     if spec.op == AUGMENT:
@@ -144,7 +139,8 @@ def launchers(spec: Specialisation) -> list[Launcher]:
         flags = ("PRIORS" in chosen, "PRIORS" in chosen, "HARD" in chosen, "GRAD" in chosen)
         views = 2 if size > plans.MAX_ROW else 0
         problem = plans.Problem(size, views, dtype, spec.align, *flags)
-    return [plans.launcher(problem, device, plan) for plan in plans.candidates(problem)]
+    found: Launcher = plans.launcher(problem, device)
+    return found
 
 
 def compile_and_inspect(spec: Specialisation, arch: int) -> Row:
@@ -153,17 +149,17 @@ def compile_and_inspect(spec: Specialisation, arch: int) -> Row:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    launcher = launchers(spec)[spec.candidate]
-    kernel = launcher.kernel
+    made = launcher(spec)
+    kernel = made.kernel
     # Nothing of a call specialises a kernel, so its parameters say all.
     signature = {
         p.name: "constexpr" if p.is_constexpr else p.annotation_type or _pointer(p.name, spec.dtype)
         for p in kernel.params
     }
     compiled = triton.compile(
-        ASTSource(kernel, signature, constexprs=launcher.constants),
+        ASTSource(kernel, signature, constexprs=made.constants),
         target=GPUTarget("cuda", arch, 32),
-        options=launcher.options,
+        options=made.options,
     )
     usage, sass = _disassemble(compiled.asm["cubin"])
     loads, stores = _access_widths(sass, "LDG"), _access_widths(sass, "STG")
@@ -172,10 +168,10 @@ def compile_and_inspect(spec: Specialisation, arch: int) -> Row:
         kernel=kernel.__name__,
         num_classes=spec.num_classes,
         dtype=spec.dtype,
-        options=" ".join(filter(None, [spec.options, f"#{spec.candidate}" * (spec.candidate > 0)])),
+        options=spec.options,
         arch=f"sm_{arch}",
         align=spec.align,
-        warps=launcher.plan.warps,
+        warps=made.plan.warps,
         registers=int(_first(r"REG:(\d+)", usage)),
         stack_bytes=int(_first(r"STACK:(\d+)", usage)),
         local_loads=len(re.findall(r"\bLDL\b", sass)),
@@ -268,7 +264,6 @@ def _markdown(rows: list[Row], header: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--smoke", action="store_true", help="a few kernels, no files written")
-    parser.add_argument("--all-plans", action="store_true", help="and each plan, no files written")
     parser.add_argument("--arch", type=int, nargs="+", default=list(ARCHITECTURES), metavar="SM")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
@@ -276,12 +271,6 @@ def main(arguments: list[str] | None = None) -> int:
         print("kernel_report: needs triton, without TRITON_INTERPRET", file=sys.stderr)
         return 2
     specs = SMOKE if options.smoke else list(specialisations())
-    if options.all_plans:
-        specs = [
-            dataclasses.replace(spec, candidate=i)
-            for spec in specs
-            for i in range(len(launchers(spec)))
-        ]
     jobs = [(spec, arch) for spec in specs for arch in options.arch]
     # Forked workers would inherit locks of torch's threads.
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
@@ -290,7 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
     triton = machine()["triton"]
     header = f"triton {triton}, torch {torch.__version__}; compiled ahead of time."
     spilling = [row for row in rows if row.spills]
-    if options.smoke or options.all_plans:
+    if options.smoke:
         print(_markdown(rows, header))
     else:
         RESULTS.mkdir(exist_ok=True)

@@ -45,10 +45,9 @@ def candidates(problem: Problem) -> list[Plan]:
     return [Plan(2 * warps), Plan(warps)]
 
 
-def launcher(problem: Problem, device: torch.device, plan: Plan | None = None) -> Launcher:
-    """The kernel of a problem under a plan (without one: the tuned or the default)."""
-    if plan is None:
-        plan = choose_plan(OP, problem, device, candidates)
+def launcher(problem: Problem, device: torch.device) -> Launcher:
+    """The kernel of a problem under the plan of this device class, or the default."""
+    plan = choose_plan(OP, problem, device, candidates)
     constants = {"HEIGHT": problem.height, "WIDTH": problem.width, "P": problem.pixels}
     # Pillow rounds a product before it adds to it.
     options = {"enable_fp_fusion": False}

@@ -83,10 +83,9 @@ def candidates(problem: Problem) -> list[Plan]:
     return plans
 
 
-def launcher(problem: Problem, device: torch.device, plan: Plan | None = None) -> Launcher:
-    """The kernel of a problem under a plan (without one: the tuned or the default)."""
-    if plan is None:
-        plan = choose_plan(OP, problem, device, candidates)
+def launcher(problem: Problem, device: torch.device) -> Launcher:
+    """The kernel of a problem under the plan of this device class, or the default."""
+    plan = choose_plan(OP, problem, device, candidates)
     constants: dict[str, int] = {
         "C": problem.channels,
         "BLOCK": problem.block,

@@ -59,10 +59,9 @@ def candidates(problem: Problem) -> list[Plan]:
     return _rows(problem) if problem.num_classes <= MAX_ROW else _wide(problem)
 
 
-def launcher(problem: Problem, device: torch.device, plan: Plan | None = None) -> Launcher:
-    """The kernel of a problem under a plan (without one: the tuned or the default)."""
-    if plan is None:
-        plan = choose_plan(OP, problem, device, candidates)
+def launcher(problem: Problem, device: torch.device) -> Launcher:
+    """The kernel of a problem under the plan of this device class, or the default."""
+    plan = choose_plan(OP, problem, device, candidates)
     constants: dict[str, int] = {
         "K": problem.num_classes,
         "HAS_PRIOR_WEAK": problem.prior_weak,

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,6 @@ from simpro_kernels.launch import Plan
 from tune_kernels import forget, tune
 
 from simpro_fast.data.sampling.draws import Stream
-from tests.conftest import ROOT
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 PSEUDO, NORM, AUGMENT = OPERATIONS
@@ -162,14 +158,3 @@ def test_without_a_gpu_nothing_is_tuned(capsys: pytest.CaptureFixture[str]) -> N
         pytest.skip("there is a GPU here")
     assert tune_kernels.main([]) == 2
     assert "needs a CUDA device" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", ["80", "90", "100"])
-def test_all_plans_compile_without_spills(arch: str) -> None:
-    command = [sys.executable, "bench/kernel_report.py", "--all-plans", "--arch", arch]
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    more: dict[str, Any] = {"cwd": ROOT, "env": environment, "timeout": 3600}
-    done = subprocess.run(command, capture_output=True, text=True, **more)
-    assert done.returncode == 0, done.stderr
-    assert ", 0 spill registers" in done.stdout

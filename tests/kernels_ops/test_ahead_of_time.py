@@ -84,3 +84,14 @@ for kernel in kernels:
         timeout=PATIENCE,
     )
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["80", "90", "100"])
+def test_no_variant_spills(arch: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "bench" / "kernel_report.py"), "--arch", arch]
+    environment = {**ENVIRONMENT, "BENCH_RESULTS": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600)
+    assert done.returncode == 0, done.stderr
+    assert ", 0 spill registers" in done.stdout
+    assert f"sm_{arch}" in (tmp_path / "kernel_report.csv").read_text(encoding="utf-8")
