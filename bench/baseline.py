@@ -29,7 +29,7 @@ from simpro_fast.data.batch import AugmentConfig, Batch
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.image_list import FileImages
 from simpro_fast.data.splits.split import Split
-from simpro_fast.engine.optim import learning_rate, param_groups
+from simpro_fast.training.engine.optim import learning_rate, param_groups
 
 
 class StrongPolicy:

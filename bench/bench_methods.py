@@ -26,8 +26,8 @@ from simpro_fast.config import load_config
 from simpro_fast.config.methods import METHODS
 from simpro_fast.distributed.environment import check_launch
 from simpro_fast.distributed.process_group import start_ranks, stop_ranks
-from simpro_fast.errors import UserError
 from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.errors import UserError
 
 BASE = "simpro"
 WARM_UP = 3

@@ -26,9 +26,9 @@ from simpro_fast.data.loader import build_loader
 from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
 from simpro_fast.distributed.environment import check_launch
 from simpro_fast.distributed.process_group import start_ranks, stop_ranks
-from simpro_fast.errors import UserError
 from simpro_fast.training.metrics import peak_memory_mib
 from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.errors import UserError
 
 WARM_UP = 5
 PARTS = ("data", "train", "full")

@@ -37,8 +37,8 @@ from simpro_fast.data.batch import Batch, Loader
 from simpro_fast.data.loader import build_loader, resolve_augment
 from simpro_fast.distributed.environment import check_launch
 from simpro_fast.distributed.process_group import Ranks, start_ranks, stop_ranks
-from simpro_fast.errors import UserError
 from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.machine import cpu_cores
 
 # Neighbouring turns of both, after this many steps that empty the queues filled before the turn.

@@ -29,12 +29,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from simpro_fast.answers.evaluation import kl_divergence
+from simpro_fast.answers.report.runs import METHOD_TITLES
+from simpro_fast.answers.report.tables import NUMBERS, markdown
 from simpro_fast.cli.members import train_members
 from simpro_fast.cli.sweep import Member, members_of
 from simpro_fast.config.methods import METHODS as REGISTERED
-from simpro_fast.evaluation import kl_divergence
-from simpro_fast.report.runs import METHOD_TITLES
-from simpro_fast.report.tables import NUMBERS, markdown
 from simpro_fast.utils.atomic_write import write_atomically
 from simpro_fast.utils.file_lock import locked
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from simpro_fast.answers.model import TrainedModel, load_model
+from simpro_fast.answers.unlabeled import unlabeled_set
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
-from simpro_fast.errors import UserError
-from simpro_fast.inference.model import TrainedModel, load_model
-from simpro_fast.inference.unlabeled import unlabeled_set
+from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.machine import machine_name
 from simpro_fast.utils.provenance import git_commit
 

@@ -149,7 +149,7 @@ part_kernels() {
     run "kernel tests" 90 "${tests[@]}" -m "not slow" tests/kernels_ops \
         --ignore tests/kernels_ops/test_ahead_of_time.py --ignore tests/kernels_ops/test_compiled_twin.py \
         --deselect tests/kernels_ops/test_augment.py::test_compiles_without_spills_and_with_wide_stores
-    run "tests of the step" 90 "${tests[@]}" -m gpu tests/training tests/engine
+    run "tests of the step" 90 "${tests[@]}" -m gpu tests/training tests/training/engine
 }
 part_loss() {
     local options=()

@@ -29,11 +29,11 @@ import torch
 from experiment import DISTRIBUTIONS, ROOT, read_rows, write_csv
 from finished_runs import PER_CLASS, calibrate, open_run, stamped, stamps
 
-from simpro_fast.estimation.bayesian import bayesian_shares
-from simpro_fast.estimation.calibration import fit_temperature
-from simpro_fast.estimation.posterior import posterior
-from simpro_fast.estimation.shares import black_box_shares, em_shares
-from simpro_fast.evaluation import kl_divergence
+from simpro_fast.answers.estimation.bayesian import bayesian_shares
+from simpro_fast.answers.estimation.calibration import fit_temperature
+from simpro_fast.answers.estimation.posterior import posterior
+from simpro_fast.answers.estimation.shares import black_box_shares, em_shares
+from simpro_fast.answers.evaluation import kl_divergence
 from simpro_fast.utils.atomic_write import read_json, write_atomically
 
 RESULTS = ROOT / "bench" / "results" / "heap_coverage"

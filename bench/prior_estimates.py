@@ -32,11 +32,11 @@ from experiment import DISTRIBUTIONS, METHODS, RESULTS, ROOT, Cell, read_rows, w
 from finished_runs import PER_CLASS, calibrate, open_run, stamped, stamps
 from prior_figure import draw
 
-from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.estimation.shares import black_box_shares, em_shares
-from simpro_fast.evaluation import kl_divergence
-from simpro_fast.report.runs import load_run
+from simpro_fast.answers.estimation.shares import black_box_shares, em_shares
+from simpro_fast.answers.evaluation import kl_divergence
+from simpro_fast.answers.report.runs import load_run
 from simpro_fast.utils.atomic_write import read_json, write_atomically
+from simpro_fast.utils.errors import ConfigError, UserError
 
 OWN = ("simpro", "simpro_star", "acr", "acr_no_anchors", "daso")
 """Methods whose `pi_u` is an estimate of their own; of others it counts kept pseudo-labels."""

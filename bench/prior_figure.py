@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from experiment import DISTRIBUTIONS, METHODS
 
-from simpro_fast.report.figures.style import COLOURS, GRID, INK, MUTED
+from simpro_fast.answers.report.figures.style import COLOURS, GRID, INK, MUTED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

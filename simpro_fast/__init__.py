@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from simpro_fast.answers.model import load_model
     from simpro_fast.data.datasets.base import ArrayDataset
     from simpro_fast.data.datasets.registry import register_dataset
-    from simpro_fast.inference.model import load_model
     from simpro_fast.methods import FixMatch, SimPro
     from simpro_fast.models import register_model
     from simpro_fast.training.in_process import train
@@ -34,7 +34,7 @@ _PLACES = {
     "ArrayDataset": "simpro_fast.data.datasets.base",
     "FixMatch": "simpro_fast.methods",
     "SimPro": "simpro_fast.methods",
-    "load_model": "simpro_fast.inference.model",
+    "load_model": "simpro_fast.answers.model",
     "register_dataset": "simpro_fast.data.datasets.registry",
     "register_model": "simpro_fast.models",
     "train": "simpro_fast.training.in_process",

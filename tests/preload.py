@@ -9,10 +9,10 @@ import torch._dynamo
 import simpro_fast.cli.prepare
 import simpro_fast.cli.train
 import simpro_fast.data.pipeline.array_loader
-import simpro_fast.fault_tolerance.exit_code
-import simpro_fast.run.banner
-import simpro_fast.run.resume
+import simpro_fast.distributed.exit_code
+import simpro_fast.training.banner
+import simpro_fast.training.resume
 import simpro_fast.training.trainer  # noqa: F401
-from simpro_fast.engine.deepspeed import import_deepspeed
+from simpro_fast.training.engine.deepspeed import import_deepspeed
 
 import_deepspeed(torch.device("cpu"))

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from simpro_fast.answers.report.verb_figures import check_matplotlib
 from simpro_fast.cli.ending import DONE, FAILED
 from simpro_fast.cli.parser import CommandParser
-from simpro_fast.printable import show
-from simpro_fast.report.answers import check_matplotlib
 from simpro_fast.utils.atomic_write import check_output
 from simpro_fast.utils.claimed_files import State, check_new, claimed
+from simpro_fast.utils.printable import show
 
 Files = Mapping[Path, State]
 

@@ -16,14 +16,14 @@ from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 
+from simpro_fast.cli.checks.examine import DEFAULT, examine
+from simpro_fast.cli.checks.table import closing, table
 from simpro_fast.cli.ending import verb
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.config import load_config
 from simpro_fast.distributed.environment import rank_from_environment
 from simpro_fast.distributed.process_group import stop_ranks
-from simpro_fast.doctor.examine import DEFAULT, examine
-from simpro_fast.doctor.table import closing, table
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 
 DESCRIPTION = """\
 Check a machine, or all ranks of an allocation, before training: devices, libraries, memory, disk,

@@ -13,9 +13,9 @@ from functools import wraps
 from pathlib import Path
 from types import FrameType
 
-from simpro_fast.errors import UserError
-from simpro_fast.printable import show
 from simpro_fast.utils.atomic_write import FULL, unwritable
+from simpro_fast.utils.errors import UserError
+from simpro_fast.utils.printable import show
 
 WHOLE = "interrupted; files are whole"
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130

@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from simpro_fast.answers.assess import assess
+from simpro_fast.answers.labeled import labeled_logits, run_test_logits
+from simpro_fast.answers.model import load_model
+from simpro_fast.answers.prior_file import chosen_prior
+from simpro_fast.answers.report.verb_figures import confusion_figure, reliability_figure
 from simpro_fast.cli.answers import Files, common_flags, conclude, output_files
 from simpro_fast.cli.ending import verb
 from simpro_fast.cli.parser import CommandParser
-from simpro_fast.errors import ConfigError
-from simpro_fast.inference.assess import assess
-from simpro_fast.inference.labeled import labeled_logits, run_test_logits
-from simpro_fast.inference.model import load_model
-from simpro_fast.inference.prior_file import chosen_prior
-from simpro_fast.printable import printable
-from simpro_fast.report.answers import confusion_figure, reliability_figure
 from simpro_fast.utils.atomic_write import finite, write_json
 from simpro_fast.utils.claimed_files import check_same
+from simpro_fast.utils.errors import ConfigError
 from simpro_fast.utils.machine import cpu_cores
+from simpro_fast.utils.printable import printable
 from simpro_fast.utils.progress_line import ProgressLine
 from simpro_fast.utils.provenance import library_versions
 from simpro_fast.utils.terminal import plain_table, rendered

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from simpro_fast.answers.hub_folder import read_card, write_hub_folder
+from simpro_fast.answers.model import load_model
+from simpro_fast.answers.onnx_file import check_onnx_packages, write_onnx
 from simpro_fast.cli.ending import DONE, verb
 from simpro_fast.cli.parser import CommandParser
-from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.inference.hub_folder import read_card, write_hub_folder
-from simpro_fast.inference.model import load_model
-from simpro_fast.inference.onnx_file import check_onnx_packages, write_onnx
-from simpro_fast.printable import show
 from simpro_fast.utils.atomic_write import check_output
+from simpro_fast.utils.errors import ConfigError, UserError
+from simpro_fast.utils.printable import show
 
 DESCRIPTION = """\
 Write a trained network for other programs.

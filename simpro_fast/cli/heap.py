@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from simpro_fast.answers.heap import estimates, look_at, sample
+from simpro_fast.answers.labeled import labeled_logits
+from simpro_fast.answers.model import load_model
+from simpro_fast.answers.report.verb_figures import heap_figure
+from simpro_fast.answers.sources import Sources
 from simpro_fast.cli.answers import Files, common_flags, conclude, output_files
 from simpro_fast.cli.ending import verb
 from simpro_fast.cli.parser import CommandParser, positive
-from simpro_fast.inference.heap import estimates, look_at, sample
-from simpro_fast.inference.labeled import labeled_logits
-from simpro_fast.inference.model import load_model
-from simpro_fast.inference.sources import Sources
-from simpro_fast.printable import printable
-from simpro_fast.report.answers import heap_figure
 from simpro_fast.utils.atomic_write import write_json
 from simpro_fast.utils.claimed_files import check_same
 from simpro_fast.utils.machine import cpu_cores
+from simpro_fast.utils.printable import printable
 from simpro_fast.utils.progress_line import ProgressLine
 from simpro_fast.utils.provenance import library_versions
 from simpro_fast.utils.terminal import plain_table, rendered

@@ -19,12 +19,12 @@ from types import FrameType
 from typing import Any
 
 from simpro_fast.cli.sweep import Member
+from simpro_fast.distributed.early_signals import without_end_at_once
 from simpro_fast.distributed.environment import world_size_from_environment
-from simpro_fast.errors import ConfigError
-from simpro_fast.fault_tolerance.early_signals import without_end_at_once
-from simpro_fast.fault_tolerance.stop_requests import PREEMPTED
-from simpro_fast.printable import show
-from simpro_fast.run.resume import finished_summary
+from simpro_fast.distributed.stop_requests import PREEMPTED
+from simpro_fast.training.resume import finished_summary
+from simpro_fast.utils.errors import ConfigError
+from simpro_fast.utils.printable import show
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 ENDING_SECONDS = 60.0

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from simpro_fast.cli.key_hints import hint
 from simpro_fast.config.find import is_config_name
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 from simpro_fast.utils.local_files import remote
 
 

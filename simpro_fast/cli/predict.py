@@ -16,18 +16,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from simpro_fast.answers.model import TrainedModel, load_model
+from simpro_fast.answers.outputs import Outputs
+from simpro_fast.answers.predict import Chunk, answer_kinds, answers, classify, item_pixels
+from simpro_fast.answers.prior_file import chosen_prior
+from simpro_fast.answers.sources import Item, Sources
+from simpro_fast.answers.writers import Array, Columns, Csv, Format, table_format
 from simpro_fast.cli.ending import DONE, FAILED, verb
 from simpro_fast.cli.parser import CommandParser, positive
 from simpro_fast.data.files.decode import OK
-from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.inference.model import TrainedModel, load_model
-from simpro_fast.inference.outputs import Outputs
-from simpro_fast.inference.predict import Chunk, answer_kinds, answers, classify, item_pixels
-from simpro_fast.inference.prior_file import chosen_prior
-from simpro_fast.inference.sources import Item, Sources
-from simpro_fast.inference.writers import Array, Columns, Csv, Format, table_format
-from simpro_fast.printable import printable, show
+from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.machine import cpu_cores
+from simpro_fast.utils.printable import printable, show
 from simpro_fast.utils.progress_line import ProgressLine
 from simpro_fast.utils.terminal import plain_table, rendered
 

@@ -27,12 +27,12 @@ from simpro_fast.data.files.skipped import Ignored
 from simpro_fast.data.files.suggest_config import suggest_config
 from simpro_fast.data.files.summary import report, summary_lines
 from simpro_fast.data.pipeline.file_graph import GraphDecoder
-from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.printable import show
 from simpro_fast.utils.atomic_write import check_output, replacing
+from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.file_lock import locked
 from simpro_fast.utils.logs import log_to_terminal
 from simpro_fast.utils.machine import cpu_cores
+from simpro_fast.utils.printable import show
 from simpro_fast.utils.progress_line import ProgressLine
 from simpro_fast.utils.regular_file import read_regular
 

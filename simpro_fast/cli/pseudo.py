@@ -15,21 +15,21 @@ from typing import Any
 
 import numpy as np
 
+from simpro_fast.answers.label_studio import Tasks, labeling_config
+from simpro_fast.answers.model import TrainedModel, load_model
+from simpro_fast.answers.outputs import Outputs
+from simpro_fast.answers.predict import Chunk, spread_over
+from simpro_fast.answers.pseudo import Answers, TrainingRule
+from simpro_fast.answers.unlabeled import UnlabeledSet, unlabeled_set
+from simpro_fast.answers.writers import Array, Columns, Csv, Fixed, Format, table_format
 from simpro_fast.cli.ending import DONE, FAILED, verb
 from simpro_fast.cli.parser import CommandParser, positive
 from simpro_fast.data.files.added_labels import check_no_labels
 from simpro_fast.data.files.decode import OK
 from simpro_fast.data.files.manifest import relative
-from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.inference.label_studio import Tasks, labeling_config
-from simpro_fast.inference.model import TrainedModel, load_model
-from simpro_fast.inference.outputs import Outputs
-from simpro_fast.inference.predict import Chunk, spread_over
-from simpro_fast.inference.pseudo import Answers, TrainingRule
-from simpro_fast.inference.unlabeled import UnlabeledSet, unlabeled_set
-from simpro_fast.inference.writers import Array, Columns, Csv, Fixed, Format, table_format
-from simpro_fast.printable import printable, show
+from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.machine import cpu_cores
+from simpro_fast.utils.printable import printable, show
 from simpro_fast.utils.progress_line import ProgressLine
 from simpro_fast.utils.terminal import plain_table, rendered
 

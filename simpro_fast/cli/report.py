@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from simpro_fast.answers.report import write_report
+from simpro_fast.answers.report.groups import check_same_split, group_runs, seeds_that_differ
+from simpro_fast.answers.report.pictures import FOLDER
+from simpro_fast.answers.report.runs import Run, find_runs, load_run
+from simpro_fast.answers.report.tables import FORMATS, experiments
+from simpro_fast.answers.report.terminal import print_report, report_data
 from simpro_fast.cli.ending import DONE, about, verb
 from simpro_fast.cli.parser import CommandParser
-from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.printable import show
-from simpro_fast.report import write_report
-from simpro_fast.report.groups import check_same_split, group_runs, seeds_that_differ
-from simpro_fast.report.pictures import FOLDER
-from simpro_fast.report.runs import Run, find_runs, load_run
-from simpro_fast.report.tables import FORMATS, experiments
-from simpro_fast.report.terminal import print_report, report_data
 from simpro_fast.utils.atomic_write import check_output
+from simpro_fast.utils.errors import ConfigError, UserError
+from simpro_fast.utils.printable import show
 
 EXAMPLE = "runs/digits_lt/reversed/seed1"
 

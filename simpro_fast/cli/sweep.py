@@ -24,7 +24,7 @@ from typing import Any
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.config import Config, flatten, load_config
 from simpro_fast.config.load import read_values, written_value
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 
 TRAIN = (sys.executable, "-m", "simpro_fast", "train")
 _PLACES = ("name", "output_dir", "seed")

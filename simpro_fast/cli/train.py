@@ -11,7 +11,7 @@ from simpro_fast.cli.key_hints import key_lines
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.cli.sweep import add_sweep_flags, launcher_of, members_of, wants_sweep
 from simpro_fast.config import dump_config, load_config
-from simpro_fast.errors import ConfigError, PeerError, UserError
+from simpro_fast.utils.errors import ConfigError, PeerError, UserError
 
 DESCRIPTION = """\
 Train SimPro, or a method to compare it with: in this process, or on many devices under deepspeed or

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 from simpro_fast.utils.regular_file import FOLDER, MISSING, no_file
 
 

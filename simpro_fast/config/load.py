@@ -14,7 +14,7 @@ from simpro_fast.config.find import find_config
 from simpro_fast.config.methods import DEFAULT, METHODS
 from simpro_fast.config.schema import Config, config_class
 from simpro_fast.config.yaml_text import dump_yaml, load_yaml
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 from simpro_fast.utils.regular_file import no_file
 
 _SHOWN = 10

@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, Strict, field_validator, model_validator
 
 from simpro_fast.config.section import ROUNDING, Section
-from simpro_fast.errors import ConfigError
 from simpro_fast.utils.dotted_path import import_function, is_dotted
+from simpro_fast.utils.errors import ConfigError
 
 
 class MethodConfig(Section):

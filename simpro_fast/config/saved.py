@@ -11,7 +11,7 @@ from typing import Any
 
 from simpro_fast.config.load import known_keys, parse_config, read_one_file
 from simpro_fast.config.schema import Config
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 
 
 def read_saved_tree(path: Path) -> dict[str, Any]:

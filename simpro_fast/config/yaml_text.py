@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from yaml.reader import ReaderError
 
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 
 _TAG = "tag:yaml.org,2002:"
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 
 Kind = Literal["labeled", "unlabeled"]
 

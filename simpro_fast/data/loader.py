@@ -13,7 +13,7 @@ from simpro_fast.data.datasets.image_list import ImageListDataset
 from simpro_fast.data.pipeline.array_loader import ArrayLoader
 from simpro_fast.data.pipeline.file_loader import FileLoader
 from simpro_fast.data.splits.split import Split
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 
 
 def resolve_augment(data: DataConfig, dataset: ArrayDataset) -> AugmentConfig:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from simpro_fast.config import Config, flatten
 from simpro_fast.distributed.rendezvous import wait_for_key
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.machine import host_name
 from simpro_fast.utils.provenance import git_commit, library_versions, source_digest
 

@@ -8,7 +8,7 @@ import socket
 import torch
 
 from simpro_fast.config import Config
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 from simpro_fast.utils.machine import host_name
 
 

@@ -27,7 +27,7 @@ from simpro_fast.distributed.environment import (
     world_size_from_environment,
 )
 from simpro_fast.distributed.rendezvous import Rendezvous, interface_towards
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.machine import cpu_cores, host_name, private_folder
 from simpro_fast.utils.malloc import reuse_freed_memory
 

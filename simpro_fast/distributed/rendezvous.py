@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.machine import host_name
 
 HANDSHAKE_TIMEOUT = 30.0

@@ -9,11 +9,11 @@ from simpro_kernels import adjusted_cross_entropy
 from torch import Tensor, nn
 
 from simpro_fast.config.methods import CPEConfig
-from simpro_fast.errors import ConfigError
 from simpro_fast.methods.anchors import labeled_prior
 from simpro_fast.methods.base import Method, common, prior_dtype
 from simpro_fast.methods.needs import Heads, Needs, Setting
 from simpro_fast.methods.output import MethodOutput
+from simpro_fast.utils.errors import ConfigError
 
 EXPERTS = BRANCHES = 3
 PREDICTS = 1

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from simpro_fast.config.methods import CReSTPlusConfig
-from simpro_fast.errors import ConfigError
 from simpro_fast.methods.anchors import labeled_prior
 from simpro_fast.methods.base import common
 from simpro_fast.methods.needs import Change, PhaseTools, Setting
 from simpro_fast.methods.output import MethodOutput
 from simpro_fast.methods.pseudo_label import PseudoLabelMethod
+from simpro_fast.utils.errors import ConfigError
 
 ALIGN_FLOOR = 1e-6
 

@@ -9,12 +9,12 @@ from simpro_kernels import adjusted_cross_entropy
 from torch import Tensor
 
 from simpro_fast.config.methods import DARPConfig
-from simpro_fast.errors import ConfigError
 from simpro_fast.methods.anchors import labeled_prior
 from simpro_fast.methods.base import Method, common, prior_dtype
 from simpro_fast.methods.needs import Needs, PhaseTools, Setting
 from simpro_fast.methods.output import MethodOutput
 from simpro_fast.methods.step_rows import StepRows, last_of_each
+from simpro_fast.utils.errors import ConfigError
 
 FLOOR = 1e-6
 NEWTON_STEPS = 15

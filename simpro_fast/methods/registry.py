@@ -6,9 +6,9 @@ import importlib
 
 from simpro_fast.config.methods import METHODS, MethodConfig, entry_of, method_entry
 from simpro_fast.config.schema import Config
-from simpro_fast.errors import ConfigError
 from simpro_fast.methods.base import Method
 from simpro_fast.methods.needs import Setting
+from simpro_fast.utils.errors import ConfigError
 
 
 def resolve_alpha(

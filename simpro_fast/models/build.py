@@ -13,12 +13,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from simpro_fast.config.schema import ModelConfig
-from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.models import resnet, small_cnn, wideresnet
 from simpro_fast.models.head import give_heads
 from simpro_fast.models.layers import Activation, MakeNorm, NormAct
 from simpro_fast.models.torchvision_nets import PREFIX, build_torchvision, torchvision_names
 from simpro_fast.utils.dotted_path import import_function, is_dotted
+from simpro_fast.utils.errors import ConfigError, UserError
 
 MIN_IMAGE_SIZE = 8
 ModelBuilder = Callable[..., nn.Module]

@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.models.layers import NormAct
+from simpro_fast.utils.errors import ConfigError, UserError
 
 
 def head_of(model: nn.Module) -> nn.Module:

@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
-from simpro_fast.errors import UserError
 from simpro_fast.models.head import head_of
+from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.regular_file import read_regular
 
 # Under what names training scripts keep a state dict; the first that is there counts.

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from simpro_fast.errors import ConfigError, UserError, pip_line
 from simpro_fast.models.head import head_of
+from simpro_fast.utils.errors import ConfigError, UserError, pip_line
 
 PREFIX = "torchvision/"
 # In training these return a second classifier's logits as well, which no method here trains.

@@ -17,8 +17,8 @@ import torch
 
 from simpro_fast.config.schema import CheckpointConfig
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.errors import ConfigError, OutputError, PeerError, UserError
 from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.errors import ConfigError, OutputError, PeerError, UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL
 from simpro_fast.utils.regular_file import check_regular
 

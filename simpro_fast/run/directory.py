@@ -18,16 +18,16 @@ import torch
 
 from simpro_fast.config import Config, dump_config
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.errors import UserError
-from simpro_fast.fault_tolerance.watchdog import FOLDERS
-from simpro_fast.report.files import ENVIRONMENT, METRICS, SUMMARY, metrics_row, read_summary
+from simpro_fast.distributed.watchdog import FOLDERS
 from simpro_fast.run.checkpoint import list_checkpoints, step_of
+from simpro_fast.run.files import ENVIRONMENT, METRICS, SUMMARY, metrics_row, read_summary
 from simpro_fast.utils.atomic_write import (
     finite,
     unwritable,
     write_atomically,
     write_json,
 )
+from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL
 from simpro_fast.utils.machine import machine_name
 from simpro_fast.utils.provenance import git_commit

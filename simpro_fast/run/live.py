@@ -15,17 +15,17 @@ from simpro_fast.config import Config
 from simpro_fast.config.saved import read_saved_config
 from simpro_fast.data.splits.split import JSON_NAME as SPLIT
 from simpro_fast.data.splits.split import SplitFile
-from simpro_fast.errors import UserError
-from simpro_fast.fault_tolerance.failure_notes import Failure
-from simpro_fast.fault_tolerance.heartbeat import Beat, read_beats
-from simpro_fast.fault_tolerance.launchers import is_running
-from simpro_fast.fault_tolerance.watchdog import BEATS, ENDED, NOTES
-from simpro_fast.printable import printable, printables
-from simpro_fast.report.files import read_metrics
+from simpro_fast.distributed.failure_notes import Failure
+from simpro_fast.distributed.heartbeat import Beat, read_beats
+from simpro_fast.distributed.launchers import is_running
+from simpro_fast.distributed.watchdog import BEATS, ENDED, NOTES
 from simpro_fast.run.directory import RunDirectory
+from simpro_fast.run.files import read_metrics
 from simpro_fast.run.lock import lock_path
+from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.file_schema import read_as
 from simpro_fast.utils.machine import host_name
+from simpro_fast.utils.printable import printable, printables
 from simpro_fast.utils.regular_file import read_text
 
 RUNNING, STARTING = "running", "starting"

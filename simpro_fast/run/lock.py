@@ -9,8 +9,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.errors import PeerError, UserError
 from simpro_fast.utils.atomic_write import unwritable
+from simpro_fast.utils.errors import PeerError, UserError
 from simpro_fast.utils.file_lock import locked
 from simpro_fast.utils.machine import host_name
 

@@ -8,8 +8,8 @@ import time
 import torch
 
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.run.banner import announce_dry_run
-from simpro_fast.run.resume import find_state
+from simpro_fast.training.banner import announce_dry_run
+from simpro_fast.training.resume import find_state
 from simpro_fast.training.step_graph import WARM_UP
 from simpro_fast.training.trainer import Trainer
 

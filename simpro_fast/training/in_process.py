@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
+from simpro_fast.answers.model import TrainedModel, load_model
+from simpro_fast.answers.report.runs import Run, load_run
 from simpro_fast.config import Config, load_config, parse_config
 from simpro_fast.config.load import apply_overrides
 from simpro_fast.distributed.environment import world_size_from_environment
-from simpro_fast.errors import ConfigError
-from simpro_fast.inference.model import TrainedModel, load_model
-from simpro_fast.report.runs import Run, load_run
 from simpro_fast.training.launch import run_training
+from simpro_fast.utils.errors import ConfigError
 from simpro_fast.utils.logs import LOGGERS
 
 

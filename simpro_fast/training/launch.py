@@ -8,14 +8,14 @@ import torch.distributed as dist
 
 from simpro_fast.config import Config
 from simpro_fast.distributed.environment import check_launch
+from simpro_fast.distributed.exit_code import conclude
 from simpro_fast.distributed.process_group import start_ranks, stop_ranks
-from simpro_fast.fault_tolerance.exit_code import conclude
-from simpro_fast.fault_tolerance.watchdog import Watchdog
-from simpro_fast.run.banner import announce_launch
+from simpro_fast.distributed.watchdog import Watchdog
 from simpro_fast.run.lock import RunLock
 from simpro_fast.run.loggers.build import check_packages
-from simpro_fast.run.resume import is_finished
+from simpro_fast.training.banner import announce_launch
 from simpro_fast.training.dry_run import dry_run as try_steps
+from simpro_fast.training.resume import is_finished
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.logs import log_to_terminal
 

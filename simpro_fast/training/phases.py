@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from simpro_fast.answers.evaluation import network_logits, share_of
 from simpro_fast.config import Config
 from simpro_fast.data.datasets.image_list import select
 from simpro_fast.data.splits.split import PseudoLabeled, Split
-from simpro_fast.evaluation import network_logits, share_of
 from simpro_fast.methods import Change, Method
 from simpro_fast.methods.needs import Kind
 from simpro_fast.models import head_of

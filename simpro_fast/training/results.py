@@ -8,30 +8,30 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from simpro_fast.data.splits.split import Split
-from simpro_fast.errors import OutputError, PeerError, UserError
-from simpro_fast.evaluation import Evaluation, kl_divergence, many_medium_few
-from simpro_fast.inference.model_card import CARD, model_card
-from simpro_fast.inference.model_file import (
+from simpro_fast.answers.evaluation import Evaluation, kl_divergence, many_medium_few
+from simpro_fast.answers.model_card import CARD, model_card
+from simpro_fast.answers.model_file import (
     DESCRIPTION,
     WEIGHTS,
     ModelFile,
     shares,
     write_weights,
 )
+from simpro_fast.answers.report import write_report
+from simpro_fast.answers.report.groups import group_runs
+from simpro_fast.answers.report.pictures import FOLDER, ViewsFigure, save_mistakes, save_views
+from simpro_fast.answers.report.runs import load_run
+from simpro_fast.answers.report.terminal import print_summary
+from simpro_fast.data.splits.split import Split
 from simpro_fast.methods import Method
 from simpro_fast.models.head import METHOD_PREFIX
-from simpro_fast.report import write_report
-from simpro_fast.report.groups import group_runs
-from simpro_fast.report.pictures import FOLDER, ViewsFigure, save_mistakes, save_views
-from simpro_fast.report.runs import load_run
-from simpro_fast.report.terminal import print_summary
 from simpro_fast.run.directory import RunDirectory
-from simpro_fast.run.pictures import confident_mistakes
+from simpro_fast.training.pictures import confident_mistakes
 from simpro_fast.training.setup import Setup
 from simpro_fast.training.state import History
 from simpro_fast.training.step import Step
 from simpro_fast.utils.atomic_write import write_atomically, write_json
+from simpro_fast.utils.errors import OutputError, PeerError, UserError
 from simpro_fast.utils.machine import machine_name
 from simpro_fast.utils.provenance import library_versions
 

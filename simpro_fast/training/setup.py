@@ -14,10 +14,6 @@ from simpro_fast.data.batch import BatchLayout, Loader, rank_layout
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.engine.base import Engine, views_dtype, weight_dtype
-from simpro_fast.engine.compile import compile_method, require_compiler
-from simpro_fast.engine.plain import PlainEngine
-from simpro_fast.errors import ConfigError
 from simpro_fast.methods import Method, Needs, build_method, method_class, resolve_alpha
 from simpro_fast.methods.registry import setting_of
 from simpro_fast.models import (
@@ -28,6 +24,10 @@ from simpro_fast.models import (
     head_of,
     load_pretrained,
 )
+from simpro_fast.training.engine.base import Engine, views_dtype, weight_dtype
+from simpro_fast.training.engine.compile import compile_method, require_compiler
+from simpro_fast.training.engine.plain import PlainEngine
+from simpro_fast.utils.errors import ConfigError
 from simpro_fast.utils.machine import cpu_cores
 
 
@@ -121,7 +121,7 @@ def build_engine(config: Config, student: nn.Module, ranks: Ranks) -> Engine:
     """
     if config.distributed.engine == "plain":
         return PlainEngine(config, student, ranks)
-    from simpro_fast.engine.deepspeed import DeepSpeedEngine
+    from simpro_fast.training.engine.deepspeed import DeepSpeedEngine
 
     return DeepSpeedEngine(config, student, ranks)
 

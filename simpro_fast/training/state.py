@@ -20,9 +20,9 @@ from torch import Tensor
 
 from simpro_fast.data.splits.split import PseudoLabeled, Split
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.errors import UserError
 from simpro_fast.training.metrics import Meter
 from simpro_fast.training.step import Step
+from simpro_fast.utils.errors import UserError
 
 Tensors = dict[str, Tensor]
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from simpro_fast.config.schema import TrainConfig
 from simpro_fast.data.batch import Batch
 from simpro_fast.data.sampling.draws import uniforms
-from simpro_fast.engine.base import Engine, NetworkOutput, logits_and_features, views_dtype
 from simpro_fast.methods import Heads, Method, MethodOutput
 from simpro_fast.models import (
     ModelEMA,
@@ -29,6 +28,7 @@ from simpro_fast.models import (
     head_tensors,
     plain_copy,
 )
+from simpro_fast.training.engine.base import Engine, NetworkOutput, logits_and_features, views_dtype
 from simpro_fast.training.setup import Setup, build_engine, build_run_method, build_student
 
 VIEWS = ("labeled", "weak", "strong")

@@ -17,8 +17,8 @@ from torch import Tensor
 from simpro_fast.config import Config
 from simpro_fast.data.batch import Batch
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.engine.compile import why_not_captured
 from simpro_fast.methods import MethodOutput
+from simpro_fast.training.engine.compile import why_not_captured
 from simpro_fast.utils.logs import FOUND_BY_ALL
 
 logger = logging.getLogger(__name__)

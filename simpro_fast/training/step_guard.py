@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 
 
 class NonFiniteLossError(UserError):

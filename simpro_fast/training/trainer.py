@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from simpro_fast.answers.evaluation import Evaluation
 from simpro_fast.config import Config
 from simpro_fast.data.batch import Loader
 from simpro_fast.data.datasets.registry import load_dataset
@@ -19,19 +20,15 @@ from simpro_fast.data.sampling.labeled_order import LabeledDraws
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.engine.optim import learning_rate
-from simpro_fast.evaluation import Evaluation
-from simpro_fast.fault_tolerance.stop_requests import Preempted
-from simpro_fast.fault_tolerance.watchdog import Watchdog
-from simpro_fast.run.banner import announce
-from simpro_fast.run.begin import begin_run
+from simpro_fast.distributed.stop_requests import Preempted
+from simpro_fast.distributed.watchdog import Watchdog
 from simpro_fast.run.checkpoint import save_on_main
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.loggers.base import Loggers
-from simpro_fast.run.notebook_table import build_progress
-from simpro_fast.run.pictures import views_figure
-from simpro_fast.run.resume import agreed_fingerprint, find_state, load_state
-from simpro_fast.training.evaluate import estimate_shares, evaluate_split
+from simpro_fast.training.banner import announce
+from simpro_fast.training.begin import begin_run
+from simpro_fast.training.engine.optim import learning_rate
+from simpro_fast.training.measure import estimate_shares, evaluate_split
 from simpro_fast.training.metrics import (
     Meter,
     Stopwatch,
@@ -39,7 +36,9 @@ from simpro_fast.training.metrics import (
     peak_memory_mib,
     step_profiler,
 )
+from simpro_fast.training.notebook_table import build_progress
 from simpro_fast.training.phases import begin_phase, rate_course
+from simpro_fast.training.pictures import views_figure
 from simpro_fast.training.results import (
     TrainedRun,
     kl_of_estimate,
@@ -47,6 +46,7 @@ from simpro_fast.training.results import (
     unsaved_end,
     write_results,
 )
+from simpro_fast.training.resume import agreed_fingerprint, find_state, load_state
 from simpro_fast.training.setup import Setup, build_run_loader
 from simpro_fast.training.state import (
     History,

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from simpro_fast.errors import OutputError, UserError
+from simpro_fast.utils.errors import OutputError, UserError
 from simpro_fast.utils.regular_file import open_unbuffered, read_text
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from simpro_fast.errors import UserError
 from simpro_fast.utils.atomic_write import check_output
+from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.file_lock import locked
 
 State = list[int] | None

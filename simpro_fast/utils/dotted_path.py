@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 
 
 def is_dotted(name: str) -> bool:

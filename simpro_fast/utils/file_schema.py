@@ -7,8 +7,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from simpro_fast.errors import UserError
 from simpro_fast.utils.atomic_write import read_json
+from simpro_fast.utils.errors import UserError
 
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from simpro_fast.printable import printable
+from simpro_fast.utils.printable import printable
 
 LOGGERS = ("simpro_fast", "simpro_kernels")
 FOUND_BY_ALL = {"found_by_all": True}

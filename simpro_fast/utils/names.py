@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from functools import reduce
 
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 
 _NUMBER = re.compile(r"0*([0-9]+?)([.,]0*)?")
 

@@ -15,11 +15,11 @@ import prior_estimates
 import pytest
 from experiment import DISTRIBUTIONS, METHODS
 
+from simpro_fast.answers.model import load_model
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.splits.split import load_split
-from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.inference.model import load_model
-from tests.inference.trained import train
+from simpro_fast.utils.errors import ConfigError, UserError
+from tests.answers.trained import train
 
 FEW = 5
 """Images of each class to calibrate with; the tiny test part has ten."""

@@ -14,11 +14,11 @@ import torch
 
 from simpro_fast.cli.ending import verb
 from simpro_fast.config import Config
+from simpro_fast.distributed.exit_code import conclude
 from simpro_fast.distributed.process_group import start_ranks
-from simpro_fast.engine.deepspeed import import_deepspeed
-from simpro_fast.errors import UserError
-from simpro_fast.fault_tolerance.exit_code import conclude
-from simpro_fast.fault_tolerance.watchdog import Watchdog
+from simpro_fast.distributed.watchdog import Watchdog
+from simpro_fast.training.engine.deepspeed import import_deepspeed
+from simpro_fast.utils.errors import UserError
 from tests import processes
 from tests.processes import PATIENCE
 

@@ -20,7 +20,7 @@ from simpro_fast.config.schema import Config
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.splits.split import load_split
 from simpro_fast.utils.atomic_write import write_json
-from tests.inference.trained import train
+from tests.answers.trained import train
 
 Outcome = tuple[int, dict[str, Any], str]
 Command = Callable[..., Outcome]

@@ -13,7 +13,7 @@ import pytest
 
 from simpro_fast.cli.entry import VERBS, main
 from simpro_fast.config import Config
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 from tests.conftest import ROOT
 
 

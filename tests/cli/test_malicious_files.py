@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from simpro_fast.answers.report.runs import load_run
 from simpro_fast.config import Config, load_config, parse_config
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.files.manifest import Manifest, make_manifest, read_manifest
@@ -22,10 +23,9 @@ from simpro_fast.data.files.packed import open_packed
 from simpro_fast.data.files.scan_shards import scan_shard
 from simpro_fast.data.files.skipped import Ignored
 from simpro_fast.data.splits.build import make_split
-from simpro_fast.errors import UserError
 from simpro_fast.models.pretrained import load_pretrained
-from simpro_fast.report.runs import load_run
 from simpro_fast.run.checkpoint import find_checkpoint
+from simpro_fast.utils.errors import UserError
 from tests.conftest import ROOT, TINY
 from tests.data.cifar_format import cifar10_members, write_folder
 from tests.data.stl10_format import stl10_members, write_stl10

@@ -21,18 +21,18 @@ import torch
 from PIL import Image
 
 from simpro_fast import load_model
+from simpro_fast.answers.evaluation import evaluate
 from simpro_fast.cli import predict
 from simpro_fast.config.schema import Config
 from simpro_fast.data.datasets.image_list import select
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.files.manifest import Row, make_manifest, write_manifest
 from simpro_fast.data.splits.build import make_split
-from simpro_fast.evaluation import evaluate
 from tests import processes
+from tests.answers.trained import train
 from tests.conftest import COMMAND
 from tests.data.image_folders import picture, save
 from tests.data.tar_shards import jpeg, write_tar
-from tests.inference.trained import train
 from tests.processes import PATIENCE
 
 

@@ -23,7 +23,7 @@ from simpro_fast.data.files import check
 from simpro_fast.data.files.decode import Facts, check_file
 from simpro_fast.data.files.manifest import read_manifest
 from simpro_fast.data.files.packed import is_packed, pack
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 from tests import processes
 from tests.conftest import COMMAND
 from tests.data.image_folders import cut, picture, save, tidy

@@ -22,9 +22,9 @@ from simpro_fast import SimPro, load_model
 from simpro_fast.cli import prepare, pseudo
 from simpro_fast.config.schema import Config
 from simpro_fast.data.splits.split import load_split
+from tests.answers.trained import train
 from tests.data.image_folders import picture, save, tidy
 from tests.data.tar_shards import as_shards
-from tests.inference.trained import train
 
 Command = Callable[..., tuple[int, str, str]]
 THRESHOLD = 0.26

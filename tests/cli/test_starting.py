@@ -17,12 +17,12 @@ import pytest
 
 from simpro_fast.cli.train import main
 from simpro_fast.config import Config, dump_config
+from simpro_fast.distributed.early_signals import end_at_once
 from simpro_fast.distributed.process_group import start_ranks
-from simpro_fast.errors import UserError
-from simpro_fast.fault_tolerance.early_signals import end_at_once
-from simpro_fast.fault_tolerance.stop_requests import StopRequests
+from simpro_fast.distributed.stop_requests import StopRequests
 from simpro_fast.run.lock import RunLock, lock_path
 from simpro_fast.run.loggers.tensorboard import TensorBoardLog
+from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL, log_to_terminal
 from tests.conftest import TRAIN
 from tests.distributed.command_ranks import CommandRanks

@@ -21,7 +21,7 @@ import yaml
 from simpro_fast.cli.key_hints import WORDS, known_keys
 from simpro_fast.cli.sweep import folder_name, members_of
 from simpro_fast.config import Config, flatten, load_config
-from simpro_fast.fault_tolerance.launchers import launchers_above
+from simpro_fast.distributed.launchers import launchers_above
 from tests import processes
 from tests.conftest import TINY, TRAIN
 from tests.processes import PATIENCE
@@ -231,7 +231,7 @@ def test_a_member_follows_its_sweep_into_death(tmp_path: Path) -> None:
     script.parent.mkdir()
     script.write_text("import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])")
     code = (
-        "import os; from simpro_fast.fault_tolerance.launchers import launchers_above;"
+        "import os; from simpro_fast.distributed.launchers import launchers_above;"
         "assert [p.pid for p in launchers_above(os.getpid())] == [os.getppid()]; print('above')"
     )
     done = subprocess.run(

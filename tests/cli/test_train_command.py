@@ -16,7 +16,7 @@ import yaml
 
 from simpro_fast.cli.train import main, parse_arguments
 from simpro_fast.config import dump_config
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 from tests.conftest import TINY
 from tests.processes import free_port
 

@@ -13,14 +13,14 @@ import pytest
 import torch
 import yaml
 
+from simpro_fast.answers.unlabeled import unlabeled_set
 from simpro_fast.cli.entry import main
 from simpro_fast.config import load_config
-from simpro_fast.errors import ConfigError
-from simpro_fast.inference.unlabeled import unlabeled_set
 from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
+from simpro_fast.utils.errors import ConfigError
+from tests.answers.trained import train
 from tests.conftest import TINY
 from tests.data.image_folders import picture, save
-from tests.inference.trained import train
 
 MODULE = "stranger_of_a_run"
 NAMES = {"method": f"{MODULE}.Method", "data": f"{MODULE}.load", "model": f"{MODULE}.build"}

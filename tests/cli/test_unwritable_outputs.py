@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from simpro_fast.cli.entry import run as run_verb
+from tests.answers.trained import train
 from tests.data.image_folders import tidy
-from tests.inference.trained import train
 
 VERBS = {
     "report": "RUN --output OUT/report",

@@ -21,14 +21,14 @@ import yaml
 
 from simpro_fast.cli import watch
 from simpro_fast.config import Config, dump_config
-from simpro_fast.fault_tolerance.failure_notes import Failure
-from simpro_fast.fault_tolerance.heartbeat import Heartbeats
+from simpro_fast.distributed.failure_notes import Failure
+from simpro_fast.distributed.heartbeat import Heartbeats
 from simpro_fast.run.live import SILENT_SECONDS
 from simpro_fast.run.lock import lock_path
 from tests import processes
+from tests.answers.report.small_runs import make_summary
 from tests.conftest import COMMAND, TINY, TRAIN
 from tests.processes import PATIENCE
-from tests.report.small_runs import make_summary
 
 MakeConfig = Callable[..., Config]
 HERE = socket.gethostname()

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from simpro_fast.config import dump_config, flatten, load_config, parse_config
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 from tests.conftest import ROOT
 
 

@@ -13,7 +13,7 @@ import pytest
 from simpro_fast.data.files.scan_shards import scan_shard
 from simpro_fast.data.files.skipped import Ignored
 from simpro_fast.data.files.tar_index import Member
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 from tests.data.image_folders import picture
 
 

@@ -21,8 +21,8 @@ from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.distributed import consistency
 from simpro_fast.distributed.consistency import difference
 from simpro_fast.distributed.process_group import Ranks, start_ranks, stop_ranks
-from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils import provenance
+from simpro_fast.utils.errors import ConfigError, UserError
 from tests.conftest import TINY
 from tests.data.cifar_format import cifar10_members, write_archive
 from tests.distributed.gloo_ranks import GlooRanks, run_ranks

@@ -16,10 +16,10 @@ from simpro_fast.config import Config, parse_config
 from simpro_fast.data.batch import Batch, BatchLayout
 from simpro_fast.data.loader import build_loader
 from simpro_fast.distributed.environment import check_launch
-from simpro_fast.engine.gradient_sync import GradientAverage
-from simpro_fast.errors import ConfigError
 from simpro_fast.models import build_model
 from simpro_fast.training import trainer
+from simpro_fast.training.engine.gradient_sync import GradientAverage
+from simpro_fast.utils.errors import ConfigError
 from tests.distributed.gloo_ranks import run_ranks
 from tests.distributed.rank_runs import dump, mean_losses, on_ranks, start, train
 from tests.equality import assert_close

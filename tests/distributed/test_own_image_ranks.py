@@ -12,8 +12,8 @@ import pytest
 from simpro_fast.config import Config, parse_config
 from simpro_fast.data.files.scan_shards import scan_shard
 from simpro_fast.data.files.skipped import Ignored
-from simpro_fast.errors import UserError
 from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.errors import UserError
 from tests.data.image_folders import tidy
 from tests.data.tar_shards import as_shards
 from tests.distributed.gloo_ranks import run_ranks

@@ -12,9 +12,9 @@ import torch
 
 from simpro_fast.config import Config, parse_config
 from simpro_fast.data.loader import build_loader
-from simpro_fast.errors import ConfigError
 from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.errors import ConfigError
 from tests.distributed.gloo_ranks import run_ranks
 from tests.distributed.rank_runs import HalfBrighter, dump, mean_losses, on_ranks, start, train
 from tests.equality import assert_close, by_part

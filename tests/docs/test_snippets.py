@@ -13,11 +13,11 @@ import pytest
 
 from simpro_fast import load_model
 from simpro_fast.cli.entry import main
+from tests.answers.trained import train
 from tests.conftest import ROOT
 from tests.data.image_folders import tidy
 from tests.data.tar_shards import as_shards
 from tests.docs.pages import BLOCK
-from tests.inference.trained import train
 
 NAMES = ("007", "NA", unicodedata.normalize("NFD", "é"))
 NUMBERS = ("3", "10", "2")

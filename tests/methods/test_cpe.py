@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from simpro_fast.config.methods import CPEConfig
-from simpro_fast.errors import ConfigError
 from simpro_fast.methods import CPE, Heads
+from simpro_fast.utils.errors import ConfigError
 from tests.methods.settings import setting
 
 # Ranks by count: class 2, then 0, 3, 1.

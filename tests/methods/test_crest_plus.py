@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from simpro_fast.config.methods import CReSTPlusConfig
-from simpro_fast.errors import ConfigError
 from simpro_fast.methods import CReSTPlus
+from simpro_fast.utils.errors import ConfigError
 from tests.equality import assert_bit_equal
 from tests.methods.oracles import hard_loss, labeled_loss, softmax
 from tests.methods.settings import setting

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from simpro_fast.config.methods import DARPConfig
-from simpro_fast.errors import ConfigError
 from simpro_fast.methods import DARP
 from simpro_fast.methods.darp import refined
+from simpro_fast.utils.errors import ConfigError
 from tests.equality import assert_bit_equal
 from tests.methods.oracles import hard_loss, labeled_loss, micro_batches, softmax
 from tests.methods.settings import setting

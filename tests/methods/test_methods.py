@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from simpro_fast import FixMatch, SimPro
 from simpro_fast.config.methods import FixMatchConfig, SimProConfig
-from simpro_fast.errors import ConfigError
 from simpro_fast.methods import build_method, resolve_alpha
+from simpro_fast.utils.errors import ConfigError
 from tests.distributed.gloo_ranks import run_ranks
 from tests.methods.oracles import micro_batches
 from tests.methods.settings import setting

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from simpro_fast.config.schema import ModelConfig
-from simpro_fast.engine.optim import param_groups
-from simpro_fast.errors import ConfigError
 from simpro_fast.methods import Heads
 from simpro_fast.models import BranchPool, MultiHead, build_model, head_of, plain_copy
+from simpro_fast.training.engine.optim import param_groups
+from simpro_fast.utils.errors import ConfigError
 
 NETS = ("small_cnn", "wrn_10_1", "resnet50_3x3", "torchvision/resnet18")
 

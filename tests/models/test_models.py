@@ -8,9 +8,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
 from simpro_fast.config.schema import ModelConfig
-from simpro_fast.errors import ConfigError
 from simpro_fast.models import build_model, list_models
 from simpro_fast.models.layers import NormAct
+from simpro_fast.utils.errors import ConfigError
 
 
 def build(name: str, *, num_classes: int = 10, size: int = 32, seed: int = 1, **keys) -> nn.Module:

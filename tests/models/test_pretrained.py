@@ -20,10 +20,10 @@ from simpro_fast.cli.train import main as train_main
 from simpro_fast.config import Config, parse_config
 from simpro_fast.config.schema import ModelConfig
 from simpro_fast.distributed.process_group import Ranks, start_ranks
-from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.models import build_model, load_pretrained, pretrained
 from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.errors import ConfigError, UserError
 from tests.data.image_folders import tidy
 from tests.distributed.gloo_ranks import run_ranks
 from tests.equality import by_part

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from simpro_fast.config.schema import ModelConfig
-from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.models import build_model, head_of
 from simpro_fast.models.torchvision_nets import torchvision_names
+from simpro_fast.utils.errors import ConfigError, UserError
 
 models = pytest.importorskip("torchvision").models
 

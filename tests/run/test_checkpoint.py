@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.run.checkpoint import (
     checkpoint_path,
     find_checkpoint,
@@ -22,6 +21,7 @@ from simpro_fast.run.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
+from simpro_fast.utils.errors import ConfigError, UserError
 from tests.processes import run, with_small_files
 
 

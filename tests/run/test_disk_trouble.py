@@ -13,11 +13,11 @@ import pytest
 
 from simpro_fast.config import Config
 from simpro_fast.distributed.process_group import start_ranks
-from simpro_fast.errors import UserError
 from simpro_fast.run.checkpoint import list_checkpoints, save_checkpoint
 from simpro_fast.training.step_guard import NonFiniteLossError
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.atomic_write import write_atomically
+from simpro_fast.utils.errors import UserError
 
 MakeConfig = Callable[..., Config]
 

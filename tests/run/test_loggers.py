@@ -13,11 +13,11 @@ import wandb
 
 from simpro_fast.config import Config
 from simpro_fast.distributed.process_group import start_ranks
-from simpro_fast.errors import UserError
-from simpro_fast.fault_tolerance.stop_requests import Preempted
+from simpro_fast.distributed.stop_requests import Preempted
 from simpro_fast.run.loggers import build
 from simpro_fast.run.loggers.base import Loggers, scalars_of
 from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.errors import UserError
 
 MakeConfig = Callable[..., Config]
 ALL = {"log.tensorboard": True, "log.wandb": "digits", "log.mlflow": True, "log.figures": True}

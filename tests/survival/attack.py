@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 from tests.processes import PATIENCE
 
 

@@ -24,6 +24,9 @@ import numpy as np
 import torch
 from PIL.PngImagePlugin import PngInfo
 
+from simpro_fast.answers.report import print_summary, write_report
+from simpro_fast.answers.report.groups import group_runs
+from simpro_fast.answers.report.runs import load_run
 from simpro_fast.config import load_config
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.fashion_mnist import read_idx
@@ -35,9 +38,6 @@ from simpro_fast.data.files.scan_folders import scan_folders
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.listed import listed_split
 from simpro_fast.models.pretrained import load_pretrained
-from simpro_fast.report import print_summary, write_report
-from simpro_fast.report.groups import group_runs
-from simpro_fast.report.runs import load_run
 from simpro_fast.run.checkpoint import find_checkpoint
 from simpro_fast.utils.logs import log_to_terminal
 from tests.data.image_folders import picture, save, tidy

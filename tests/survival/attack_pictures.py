@@ -14,7 +14,7 @@ from PIL import Image
 
 from simpro_fast.data.files.decode import OK, REFUSED, check_file, read_header, read_rgb
 from simpro_fast.data.pipeline.file_graph import GraphDecoder
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 from tests.data.file_loaders import loader
 from tests.data.image_folders import picture, save, tidy
 from tests.data.tar_shards import as_shards

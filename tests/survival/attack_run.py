@@ -21,13 +21,13 @@ from simpro_fast.utils.logs import log_to_terminal
 from tests.conftest import TINY, TRAIN
 from tests.distributed.chaos import chaos_config, kill_repeatedly
 from tests.distributed.command_ranks import CommandRanks
+from tests.distributed.failures import test_failing_rank as hanging
 from tests.distributed.outcomes import outcome
 from tests.equality import assert_bit_equal
-from tests.fault_tolerance import test_failing_rank as hanging
 from tests.processes import PATIENCE, clean_environment
 from tests.run.test_disk_trouble import Disk, mount, train
-from tests.run.test_resume import WRONG, spoil
 from tests.survival.attack import Attempt, refused, trial
+from tests.training.test_resume import WRONG, spoil
 
 
 def _config(folder: Path, **changes: Any) -> Config:

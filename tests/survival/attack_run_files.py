@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from simpro_fast.answers.report.figures import Figures
+from simpro_fast.answers.report.groups import Group, check_same_split, group_runs, seeds_that_differ
+from simpro_fast.answers.report.page import content
+from simpro_fast.answers.report.pictures import pictures_of
+from simpro_fast.answers.report.runs import load_run
+from simpro_fast.answers.report.terminal import print_report, report_data
 from simpro_fast.cli.report import with_state
 from simpro_fast.cli.watch import frame
-from simpro_fast.errors import UserError
-from simpro_fast.fault_tolerance.failure_notes import Failure
-from simpro_fast.fault_tolerance.heartbeat import Heartbeats
-from simpro_fast.report.figures import Figures
-from simpro_fast.report.groups import Group, check_same_split, group_runs, seeds_that_differ
-from simpro_fast.report.page import content
-from simpro_fast.report.pictures import pictures_of
-from simpro_fast.report.runs import load_run
-from simpro_fast.report.terminal import print_report, report_data
+from simpro_fast.distributed.failure_notes import Failure
+from simpro_fast.distributed.heartbeat import Heartbeats
 from simpro_fast.run.live import read_live
+from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.terminal import rendered
-from tests.report.made_runs import make_run
+from tests.answers.report.made_runs import make_run
 from tests.survival.attack import Attempt, trial, wrong_line
 
 TRIED = 300

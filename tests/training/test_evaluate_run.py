@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from simpro_fast.answers.model_file import read_model_file
 from simpro_fast.config import Config, parse_config
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import with_counts
 from simpro_fast.distributed.process_group import Ranks, start_ranks
-from simpro_fast.errors import UserError
-from simpro_fast.inference.model_file import read_model_file
-from simpro_fast.training.evaluate import _readable, estimate_shares, evaluate_split
+from simpro_fast.training.measure import _readable, estimate_shares, evaluate_split
 from simpro_fast.training.setup import Setup
 from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.errors import UserError
 from tests.conftest import TINY
 from tests.data.toy_split import make_dataset
 from tests.distributed.gloo_ranks import run_ranks

@@ -22,9 +22,9 @@ import simpro_fast
 from simpro_fast.config import Config
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets import registry
-from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.models import build
 from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.errors import ConfigError, UserError
 from tests.conftest import ROOT, TINY
 from tests.processes import PATIENCE, clean_environment
 

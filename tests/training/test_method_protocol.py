@@ -13,18 +13,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from simpro_fast.answers.evaluation import network_input
+from simpro_fast.answers.model import load_model
 from simpro_fast.config import Config
 from simpro_fast.config.methods import METHODS
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.splits.split import PseudoLabeled
 from simpro_fast.distributed.process_group import start_ranks
-from simpro_fast.errors import ConfigError
-from simpro_fast.evaluation import network_input
-from simpro_fast.inference.model import load_model
 from simpro_fast.methods import Method, register_method
-from simpro_fast.run.resume import check_state
 from simpro_fast.training.phases import rate_course
+from simpro_fast.training.resume import check_state
 from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.errors import ConfigError
 from tests.conftest import ROOT
 from tests.distributed.rank_runs import dump, on_ranks
 from tests.distributed.rank_runs import train as train_on_ranks

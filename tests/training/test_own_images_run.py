@@ -15,9 +15,9 @@ from simpro_fast.cli import prepare
 from simpro_fast.cli.train import main as train_main
 from simpro_fast.config import Config
 from simpro_fast.distributed.process_group import start_ranks
-from simpro_fast.errors import UserError
 from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.errors import UserError
 from tests.data.image_folders import cut, picture, save, tidy
 from tests.data.tar_shards import as_shards
 from tests.equality import by_part

@@ -14,8 +14,8 @@ from torch import Tensor
 from simpro_fast.config import Config
 from simpro_fast.data.batch import Batch
 from simpro_fast.distributed.process_group import Ranks, start_ranks
-from simpro_fast.engine.compile import why_not_captured
 from simpro_fast.methods import MethodOutput
+from simpro_fast.training.engine.compile import why_not_captured
 from simpro_fast.training.step_graph import WARM_UP, CudaRecorder, StepGraph, build_step_graph
 from simpro_fast.training.trainer import Trainer
 from tests.training.test_trainer import synthetic

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from simpro_fast import FixMatch, SimPro
 from simpro_fast.config import parse_config
 from simpro_fast.config.schema import TrainConfig
-from simpro_fast.errors import ConfigError
 from simpro_fast.methods import MethodOutput
 from simpro_fast.training.step import forward_views
+from simpro_fast.utils.errors import ConfigError
 
 LABELED, IMAGES, VIEWS, CLASSES = 4, 10, 2, 3
 ROWS = [LABELED, IMAGES, VIEWS * IMAGES]

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from simpro_fast.answers.sources import Sources
 from simpro_fast.cli.entry import main
 from simpro_fast.config import parse_config
 from simpro_fast.data.files import decode
-from simpro_fast.errors import ConfigError, UserError
-from simpro_fast.inference.sources import Sources
 from simpro_fast.utils import local_files
+from simpro_fast.utils.errors import ConfigError, UserError
 from tests.conftest import TINY
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.regular_file import check_regular
 
 Stats = tuple[float, float, float]

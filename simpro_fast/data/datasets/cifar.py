@@ -12,7 +12,7 @@ import numpy as np
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset, Stats, check_size, checked_labels, reading
 from simpro_fast.data.datasets.safe_pickle import entry, load_pickled_dict
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 
 _MOST_BYTES = 1 << 30
 

@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits as load_bundle
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset, gray_to_rgb
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 
 
 def load_digits(data: DataConfig) -> ArrayDataset:

@@ -15,7 +15,7 @@ from simpro_fast.data.datasets.base import (
     gray_to_rgb,
     reading,
 )
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.regular_file import open_regular
 
 _MOST_BYTES = 1 << 31

@@ -33,7 +33,7 @@ from simpro_fast.data.files.packed import open_packed
 from simpro_fast.data.files.scan_folders import scan_folders
 from simpro_fast.data.files.square import square
 from simpro_fast.data.files.tar_index import Member
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.names import hint, look_alikes

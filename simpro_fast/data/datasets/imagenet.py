@@ -21,7 +21,7 @@ from simpro_fast.data.datasets.imagenet_classes import ClassList, class_list, me
 from simpro_fast.data.files.manifest import Manifest, make_manifest, read_manifest
 from simpro_fast.data.files.scan_folders import common_folder, scan_labeled
 from simpro_fast.data.files.skipped import Ignored
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 

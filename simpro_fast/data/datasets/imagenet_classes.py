@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from simpro_fast.data.datasets.base import labeled_share
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.regular_file import read_text
 
 NUM_CLASSES = 1000

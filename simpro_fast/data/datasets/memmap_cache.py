@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from simpro_fast.errors import OutputError, UserError
 from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.errors import OutputError, UserError
 from simpro_fast.utils.file_lock import locked
 from simpro_fast.utils.npz import BROKEN, read_npz
 

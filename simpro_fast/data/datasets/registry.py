@@ -19,8 +19,8 @@ from simpro_fast.data.datasets.small_imagenet import load_small_imagenet_1k, loa
 from simpro_fast.data.datasets.stl10 import load_stl10
 from simpro_fast.data.datasets.svhn import load_svhn
 from simpro_fast.data.datasets.synthetic import load_synthetic
-from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.utils.dotted_path import import_function, is_dotted
+from simpro_fast.utils.errors import ConfigError, UserError
 
 DatasetLoader = Callable[[DataConfig], ArrayDataset]
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 
 # Element types that the published archives use; anything else is refused.
 _DTYPES = {"u1": np.uint8, "i4": np.int32, "i8": np.int64, "f8": np.float64}

@@ -20,7 +20,7 @@ from simpro_fast.data.datasets.imagenet_classes import (
 )
 from simpro_fast.data.datasets.memmap_cache import MappedImages, mapped_images
 from simpro_fast.data.datasets.safe_pickle import entry, load_pickled_dict
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError, UserError
 
 _TRAIN = tuple(f"train_data_batch_{i}" for i in range(1, 11))
 _VAL = "val_data"

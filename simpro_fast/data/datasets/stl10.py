@@ -14,8 +14,8 @@ from PIL import Image
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset, checked_labels, reading
-from simpro_fast.errors import ConfigError, OutputError, UserError
 from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.errors import ConfigError, OutputError, UserError
 from simpro_fast.utils.npz import BROKEN, read_npz
 
 logger = logging.getLogger(__name__)

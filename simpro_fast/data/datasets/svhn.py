@@ -9,7 +9,7 @@ import numpy as np
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset, check_size, checked_labels
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.regular_file import check_regular
 
 _MOST_BYTES = 1 << 32

@@ -10,7 +10,7 @@ import numpy as np
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 
 TEST_PER_CLASS = 10
 _COARSE = 4

@@ -23,8 +23,8 @@ from simpro_fast.data.files.manifest import (
     make_manifest,
     relative,
 )
-from simpro_fast.errors import UserError
 from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.names import class_name, difference, hint, nfc
 
 FILE_NAME = "added_labels.csv"

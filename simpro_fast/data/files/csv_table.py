@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.regular_file import open_regular
 
 logger = logging.getLogger(__name__)

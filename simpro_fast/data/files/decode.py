@@ -28,7 +28,7 @@ import numpy as np
 from PIL import Image, ImageChops, ImageFile
 
 from simpro_fast.data.files.tar_index import Member
-from simpro_fast.errors import UserError, pip_line
+from simpro_fast.utils.errors import UserError, pip_line
 from simpro_fast.utils.local_files import is_transient, patiently
 from simpro_fast.utils.regular_file import open_regular, read_regular
 

@@ -26,8 +26,8 @@ from typing import Any
 from simpro_fast.data.files.csv_table import cut_off, read_table, stream_table
 from simpro_fast.data.files.decode import OK, ImageSource
 from simpro_fast.data.files.tar_index import Member
-from simpro_fast.errors import UserError, pip_line
 from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.errors import UserError, pip_line
 from simpro_fast.utils.names import class_name, real_path
 from simpro_fast.utils.regular_file import check_regular
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from simpro_fast.data.files.manifest import Manifest
 from simpro_fast.data.files.square import square
-from simpro_fast.errors import UserError
 from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.parallel_map import in_order
 from simpro_fast.utils.regular_file import check_regular, read_text
 

@@ -19,7 +19,7 @@ from simpro_fast.data.files.skipped import (
     TAKEN,
     Ignored,
 )
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.names import class_name, hint
 
 _PARTS = {

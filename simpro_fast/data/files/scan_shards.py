@@ -17,7 +17,7 @@ from simpro_fast.data.files.decode import is_image_name
 from simpro_fast.data.files.manifest import Row
 from simpro_fast.data.files.skipped import FURTHER, HIDDEN, LONELY, NO_IMAGE, Ignored
 from simpro_fast.data.files.tar_index import FILE, FOLDER, Entry, Member, compressed, tar_entries
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.local_files import remote
 from simpro_fast.utils.names import nfc
 

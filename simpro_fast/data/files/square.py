@@ -7,7 +7,7 @@ import numpy as np
 from simpro_fast.data.augment.crops import centre_crop, resize_crop
 from simpro_fast.data.files.decode import ImageSource, read_rgb
 from simpro_fast.data.files.manifest import Row
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 
 
 def read_square(

@@ -9,8 +9,8 @@ from simpro_fast.data.files.check import Checked
 from simpro_fast.data.files.decode import is_heif_name
 from simpro_fast.data.files.manifest import Row
 from simpro_fast.data.files.skipped import Ignored
-from simpro_fast.printable import printable
 from simpro_fast.utils.names import look_alikes
+from simpro_fast.utils.printable import printable
 from simpro_fast.utils.terminal import plain_table, rendered
 
 _SHOWN = 50

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from simpro_fast.errors import UserError
-from simpro_fast.printable import printable
+from simpro_fast.utils.errors import UserError
+from simpro_fast.utils.printable import printable
 from simpro_fast.utils.regular_file import open_unbuffered
 
 _BLOCK = 512

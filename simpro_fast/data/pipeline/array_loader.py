@@ -21,7 +21,7 @@ from simpro_fast.data.pipeline.outputs import Outputs
 from simpro_fast.data.sampling.draws import StepDraws, StepSampler
 from simpro_fast.data.sampling.labeled_order import labeled_order
 from simpro_fast.data.splits.split import Split
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 
 PIXELS_PER_THREAD = 2**19
 """Pixels of a step's views on a CPU. With fewer, sharing costs more processor time than it is worth

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack, to_dlpack
 
 from simpro_fast.data.batch import AugmentConfig
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 
 
 def import_dali() -> tuple[ModuleType, ModuleType, Callable[..., Any]]:

@@ -39,7 +39,7 @@ from simpro_fast.data.pipeline.outputs import Outputs
 from simpro_fast.data.sampling.draws import StepDraws, StepSampler, Stream, below, raw_words
 from simpro_fast.data.sampling.labeled_order import labeled_order
 from simpro_fast.data.splits.split import Split
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.local_files import PAUSES, repeated
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.class_counts import wanted_counts
 from simpro_fast.data.splits.listed import listed_split, split_from_file, test_part
 from simpro_fast.data.splits.split import Split, with_counts
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 
 
 def make_split(data: DataConfig, dataset: ArrayDataset, seed: int) -> Split:

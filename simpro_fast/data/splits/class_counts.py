@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import labeled_share
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 from simpro_fast.utils.logs import FOUND_BY_ALL
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from simpro_fast.data.datasets.image_list import ImageListDataset
 from simpro_fast.data.files.decode import encoded_bytes
 from simpro_fast.data.files.manifest import Row
 from simpro_fast.data.splits.split import LISTS, Split, read_lists, with_counts
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError, UserError
 
 
 def listed_split(data: DataConfig, dataset: ArrayDataset) -> Split:

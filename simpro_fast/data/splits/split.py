@@ -12,8 +12,8 @@ import numpy as np
 from pydantic import model_validator
 
 from simpro_fast.data.datasets.base import ArrayDataset
-from simpro_fast.errors import UserError
 from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.file_schema import Count, FileSchema, read_as
 from simpro_fast.utils.npz import BROKEN, read_npz
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from simpro_fast.errors import UserError, pip_line
-from simpro_fast.fault_tolerance.stop_requests import Preempted
-from simpro_fast.printable import printable
+from simpro_fast.distributed.stop_requests import Preempted
+from simpro_fast.utils.errors import UserError, pip_line
+from simpro_fast.utils.printable import printable
 
 logger = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from simpro_fast.config import Config
-from simpro_fast.errors import UserError
-from simpro_fast.fault_tolerance.stop_requests import Preempted
+from simpro_fast.distributed.stop_requests import Preempted
 from simpro_fast.run.loggers.base import Loggers, RunLogger, lacks, warn
 from simpro_fast.run.loggers.mlflow import MlflowLog
 from simpro_fast.run.loggers.tensorboard import TensorBoardLog
 from simpro_fast.run.loggers.wandb import WandbLog
 from simpro_fast.utils.atomic_write import write_json
+from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.file_schema import FileSchema, read_as
 
 IDS = "loggers.json"

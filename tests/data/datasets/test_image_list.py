@@ -22,7 +22,7 @@ from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.files.square import square
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import Split
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError, UserError
 from tests.data.image_folders import cut, picture, save, tidy
 
 

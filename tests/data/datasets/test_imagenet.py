@@ -20,8 +20,8 @@ from simpro_fast.data.datasets.imagenet import ImageNetTree, load_imagenet
 from simpro_fast.data.datasets.imagenet_classes import class_list
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.distributed.process_group import start_ranks
-from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.errors import ConfigError, UserError
 from tests.conftest import ROOT
 from tests.data.imagenet_tree_format import write_imagenet_tree
 

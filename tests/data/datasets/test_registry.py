@@ -13,7 +13,7 @@ import pytest
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.fashion_mnist import read_idx
 from simpro_fast.data.datasets.registry import dataset_names, load_dataset
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError, UserError
 from tests.data.cifar_format import (
     cifar10_members,
     cifar100_members,

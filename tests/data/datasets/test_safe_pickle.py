@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from simpro_fast.data.datasets.safe_pickle import load_pickled_dict
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 
 
 def load(content: bytes) -> dict:

@@ -24,8 +24,8 @@ from simpro_fast.data.datasets.imagenet_classes import class_list, head_first, s
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.datasets.small_imagenet import read_batch
 from simpro_fast.data.splits.build import make_split
-from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.methods import build_method, resolve_alpha
+from simpro_fast.utils.errors import ConfigError, UserError
 from tests.data.small_imagenet_format import planes, spelled, write_batch, write_small_imagenet
 from tests.data.toy_split import config as toy_config
 from tests.data.toy_split import make_dataset

@@ -17,8 +17,8 @@ from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.datasets.stl10 import read_images
 from simpro_fast.data.splits.build import make_split
-from simpro_fast.errors import ConfigError, UserError
 from simpro_fast.methods import resolve_alpha
+from simpro_fast.utils.errors import ConfigError, UserError
 from tests.data.stl10_format import stl10_members, write_stl10, write_stl10_archive
 from tests.processes import PATIENCE
 

@@ -11,7 +11,7 @@ from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.datasets.svhn import read_svhn_part
 from simpro_fast.data.loader import resolve_augment
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError, UserError
 from tests.data.svhn_format import mat_file, write_svhn
 
 # Two images, byte by byte as MATLAB's documentation of the format has it.

@@ -9,7 +9,7 @@ import pytest
 
 from simpro_fast.data.files.added_labels import FILE_NAME, with_labels
 from simpro_fast.data.files.manifest import Manifest, Row, make_manifest
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 
 
 @pytest.fixture

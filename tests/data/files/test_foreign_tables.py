@@ -9,7 +9,7 @@ import pytest
 
 from simpro_fast.data.files.manifest import make_manifest, read_manifest, write_manifest
 from simpro_fast.data.files.scan_folders import scan_folders
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 from tests.data.image_folders import tidy
 
 PLAIN = "path,label\na.jpg,cats\nb.jpg,\nsub/c.jpg,dögs\n"

@@ -17,7 +17,7 @@ from simpro_fast.data.files import decode
 from simpro_fast.data.files.decode import check_file, read_header, read_rgb
 from simpro_fast.data.files.manifest import read_manifest
 from simpro_fast.data.files.square import read_square
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 from tests.conftest import TINY
 from tests.data.image_folders import picture, save, tidy
 

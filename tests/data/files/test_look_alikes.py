@@ -13,7 +13,7 @@ from simpro_fast.data.files.decode import read_rgb
 from simpro_fast.data.files.manifest import make_manifest, read_manifest, write_manifest
 from simpro_fast.data.files.scan_folders import scan_folders
 from simpro_fast.data.pipeline.file_graph import GraphDecoder
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.names import difference, hint, look_alikes
 from tests.data.image_folders import picture, save, tidy
 from tests.data.tar_shards import as_shards

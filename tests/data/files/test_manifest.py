@@ -22,8 +22,8 @@ from simpro_fast.data.files.manifest import (
 )
 from simpro_fast.data.files.scan_folders import scan_folders
 from simpro_fast.data.files.skipped import HIDDEN, NO_IMAGE, OUTSIDE, SPECIAL, TAKEN
-from simpro_fast.errors import UserError
 from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.errors import UserError
 from tests.data.image_folders import cut, picture, save, tidy
 from tests.processes import as_nobody, run, with_small_files
 

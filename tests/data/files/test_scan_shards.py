@@ -23,7 +23,7 @@ from simpro_fast.data.files.skipped import (
     TAKEN,
     Ignored,
 )
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 from tests.data.image_folders import tidy
 from tests.data.tar_shards import as_shards, jpeg, refusal, scan_members, write_tar
 

@@ -17,7 +17,7 @@ import pytest
 
 from simpro_fast.data.files.decode import check_file, read_header, read_rgb
 from simpro_fast.data.files.tar_index import FILE, Member, tar_entries
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 from tests.data.image_folders import picture, save, tidy
 from tests.data.tar_shards import jpeg, members_of, refusal, scan_members, write_tar
 from tests.processes import as_nobody, run

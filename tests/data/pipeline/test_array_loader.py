@@ -26,7 +26,7 @@ from simpro_fast.data.pipeline.image_store import ImageStore
 from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
 from simpro_fast.data.sampling.labeled_order import LabeledDraws
 from simpro_fast.data.splits.split import Split
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError, UserError
 from tests.processes import PATIENCE
 
 CPU = torch.device("cpu")

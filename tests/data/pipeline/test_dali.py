@@ -14,7 +14,7 @@ from simpro_fast.data.augment.views import EagerViews, FusedViews, strong_table,
 from simpro_fast.data.batch import AugmentConfig
 from simpro_fast.data.pipeline import dali
 from simpro_fast.data.sampling.draws import AugmentParams, Stream, augment_params
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)

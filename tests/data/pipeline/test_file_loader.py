@@ -23,7 +23,7 @@ from simpro_fast.data.pipeline.dali import import_dali
 from simpro_fast.data.pipeline.file_graph import decode, path_array
 from simpro_fast.data.sampling.draws import AugmentParams
 from simpro_fast.data.splits.listed import listed_split
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError, UserError
 from tests.data.file_loaders import BATCH, MU, SIDE, L, M, V, assert_same, batches, loader
 from tests.data.image_folders import cut, every_kind, picture, save, tidy
 from tests.data.tar_shards import as_shards

@@ -97,7 +97,7 @@ from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.datasets.image_list import select
 from simpro_fast.data.splits.build import make_split
-from simpro_fast.evaluation import evaluate
+from simpro_fast.answers.evaluation import evaluate
 side, count = 64, int(sys.argv[2])
 images = np.memmap(sys.argv[1], np.uint8, "r", shape=(count, side, side, 3))
 labels = np.arange(count) % 10

@@ -12,7 +12,7 @@ import pytest
 from simpro_fast.data.files.scan_shards import scan_shard
 from simpro_fast.data.files.skipped import Ignored
 from simpro_fast.data.files.tar_index import Member
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 from tests.data.file_loaders import BATCH, assert_same, batches, loader
 from tests.data.image_folders import every_kind, tidy
 from tests.data.tar_shards import as_shards, write_tar

@@ -16,7 +16,7 @@ from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.class_counts import long_tailed_counts, unlabeled_counts
 from simpro_fast.data.splits.split import Split
-from simpro_fast.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError
 from tests.data.toy_split import config, make_dataset
 
 # Counts of the published splits. All are worked examples of the released rule.

@@ -12,7 +12,7 @@ import pytest
 from simpro_fast.data.splits import build
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import load_split, save_split
-from simpro_fast.errors import UserError
+from simpro_fast.utils.errors import UserError
 from tests.data.toy_split import config, make_dataset
 
 

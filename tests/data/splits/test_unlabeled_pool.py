@@ -15,7 +15,7 @@ from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.loader import build_loader, resolve_augment
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import load_split, save_split
-from simpro_fast.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError, UserError
 from tests.data.toy_split import config, make_dataset
 
 

@@ -1,0 +1,186 @@
+"""The model card of a run: Markdown with the front matter that model hubs read."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from simpro_fast.answers.model_file import ModelFile
+from simpro_fast.utils.printable import printable
+
+CARD = "README.md"
+OWN = "own images"
+MOST_CLASSES = 200
+"""Rows of the table of classes."""
+
+
+def model_card(file: ModelFile, summary: Mapping[str, Any], dataset: str) -> str:
+    """Write what was trained on what, how well it does, how to use it, and what it cannot do.
+
+    It names no place on the machine that trained it.
+
+    Args:
+        summary: content of `summary.json`.
+        dataset: name of the data set.
+    """
+    dataset = OWN if dataset == "images" else dataset
+    parts = [_front_matter(file, summary, dataset), _title(file, summary, dataset)]
+    parts += [_accuracy(summary), _classes(file, summary), _estimate(summary)]
+    parts += [_use(file), _limits(file, summary), _training(file, summary)]
+    return "\n".join(parts)
+
+
+def _front_matter(file: ModelFile, summary: Mapping[str, Any], dataset: str) -> str:
+    content: dict[str, Any] = {
+        # Whose weights these are is not for a program to say; hubs take `other` with a name.
+        "license": "other",
+        "license_name": "not-chosen-yet",
+        "library_name": "simpro_fast",
+        "pipeline_tag": "image-classification",
+        "tags": ["image-classification", "semi-supervised-learning", "long-tailed", file.method],
+        "metrics": ["accuracy"],
+    }
+    if summary["top1"] is not None:
+        content["model-index"] = [
+            {
+                "name": summary["name"],
+                "results": [
+                    {
+                        "task": {"type": "image-classification"},
+                        "dataset": {"name": printable(dataset), "type": printable(dataset)},
+                        "metrics": [{"type": "accuracy", "value": round(summary["top1"] / 100, 4)}],
+                    }
+                ],
+            }
+        ]
+    return f"---\n{yaml.safe_dump(content, sort_keys=False, allow_unicode=True)}---\n"
+
+
+def _title(file: ModelFile, summary: Mapping[str, Any], dataset: str) -> str:
+    labeled, unlabeled = sum(summary["labeled_counts"]), summary["unlabeled_counts"]
+    source = "from its maker's own files" if dataset == OWN else f"of {_text(dataset)}"
+    others = "unlabeled images" if unlabeled is None else f"{sum(unlabeled):,} unlabeled images"
+    return (
+        f"# {_text(summary['name'])}\n\n"
+        f"A classifier of {len(file.class_names)} classes ({_text(file.model.name)}), trained with "
+        f"simpro_fast by the method {_text(file.method)} on {labeled:,} labeled images and "
+        f"{others} {source} ({file.image_size} px, {file.step:,} steps, seed "
+        f"{summary['seed']}). The weights are a moving average of those in training.\n"
+    )
+
+
+def _accuracy(summary: Mapping[str, Any]) -> str:
+    if summary["top1"] is None:
+        return "## Accuracy\n\nNot measured: the run had no test images.\n"
+    names = ("top1", "top1_class_mean", "many", "medium", "few")
+    titles = ("all images", "class mean", "many labels (> 100)", "medium", "few (< 20)")
+    cells = ["-" if summary[name] is None else f"{summary[name]:.1f}" for name in names]
+    return "## Accuracy\n\nTop-1 on the test images of the run, in %:\n\n" + _table(titles, [cells])
+
+
+def _classes(file: ModelFile, summary: Mapping[str, Any]) -> str:
+    heap = summary.get("heap")
+    estimates = {row["class"]: row for row in heap["rows"]} if heap else {}
+    columns = ["class", "labeled images", "accuracy, %", "share of the unlabeled images"]
+    accuracies = summary["per_class"] or [None] * len(file.class_names)
+    rows = []
+    for name, count, accuracy, share in zip(
+        file.class_names, summary["labeled_counts"], accuracies, summary["pi_u"], strict=True
+    ):
+        estimate = f"{share:.3f}"
+        if (row := estimates.get(name)) is not None:
+            estimate = f"{row['estimate']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+        measured = "-" if accuracy is None else f"{accuracy:.1f}"
+        rows.append([_text(name), f"{count:,}", measured, estimate])
+    hidden = len(rows) - MOST_CLASSES
+    more = f"\nand {hidden:,} more, see `model.json`.\n" if hidden > 0 else ""
+    return "## Classes\n\n" + _table(columns, rows[:MOST_CLASSES]) + more
+
+
+def _estimate(summary: Mapping[str, Any]) -> str:
+    if heap := summary.get("heap"):
+        said = (
+            "The shares of the unlabeled images are estimates with 95 % intervals, from the "
+            f"classes that the network gives {heap['images']:,} of them and from its confusions on "
+            "the test images. It was trained on the same unlabeled images, so that it may confuse "
+            "them otherwise and the intervals may be too narrow."
+        )
+    else:
+        said = (
+            "The shares of the unlabeled images are what training estimated (pi_u). **They are no "
+            "measurement and have no interval**: where the network confuses classes they are wrong."
+        )
+    if summary["kl_pi_u"] is not None:
+        said += (
+            f" Their true shares are known here: KL(true || pi_u) is {summary['kl_pi_u']:.3f} nats."
+        )
+    return f"{said}\n"
+
+
+def _use(file: ModelFile) -> str:
+    return (
+        "## Use\n\n"
+        "```python\n"
+        "from simpro_fast import load_model\n\n"
+        'model = load_model("FOLDER")  # that holds this file\n'
+        'print(model.predict("picture.jpg")[0])\n'
+        "```\n\n"
+        f"A picture becomes RGB; its largest centred square is scaled to {file.image_size} px with "
+        "an antialiased bilinear filter, and normalised per channel by mean "
+        f"{_numbers(file.mean)} and standard deviation {_numbers(file.std)} (scale 0 to 1).\n"
+    )
+
+
+def _limits(file: ModelFile, summary: Mapping[str, Any]) -> str:
+    calibrated = (
+        f"divide the logits by the temperature {file.temperature:.2f} before using them as such"
+        if file.temperature is not None
+        else "they are not calibrated"
+    )
+    rare = sorted(
+        (count, name)
+        for name, count in zip(file.class_names, summary["labeled_counts"], strict=True)
+        if count < 20
+    )
+    lines = [
+        "Every picture gets one of the classes, also one that shows none of them.",
+        f"Probabilities are a softmax of the logits; {calibrated}.",
+        "Pictures of another source, or with another mixture of classes, are recognised less well "
+        "than the accuracy above says.",
+    ]
+    if rare:
+        names = ", ".join(f"{_text(name)} ({count})" for count, name in rare[:10])
+        more = f" and {len(rare) - 10} more" if len(rare) > 10 else ""
+        lines.append(f"Fewer than 20 labeled images were there of: {names}{more}.")
+    return "## Limits\n\n" + "".join(f"- {line}\n" for line in lines)
+
+
+def _training(file: ModelFile, summary: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{_text(name)} {_text(text)}" for name, text in file.versions.items())
+    commit = f"commit `{_text(file.commit)}`, " if file.commit else ""
+    return (
+        "## Training\n\n"
+        f"{summary['seconds'] / 60:.1f} minutes, {commit}{versions}. simpro_fast implements "
+        "SimPro (Du, Han and Huang: SimPro: A Simple Probabilistic Framework Towards Realistic "
+        "Long-Tailed Semi-Supervised Learning, ICML 2024) and methods to compare it with. The "
+        "license of these weights is not chosen yet: set it in the first lines before you publish "
+        "them.\n"
+    )
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _text(value: object) -> str:
+    """A name from outside, as text alone: no markup, no cell or line of its own."""
+    shown = html.escape(printable(value), quote=False)
+    return "".join(f"&#{ord(c)};" if c in "|`*[]\\" else c for c in shown)
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return "(" + ", ".join(f"{value:.4g}" for value in values) + ")"

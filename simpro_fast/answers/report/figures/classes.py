@@ -1,0 +1,257 @@
+"""Figures with one place per class, in the order of the labeled images: the frequent ones first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simpro_fast.answers.report.figures.style import (
+    FONT,
+    HATCHES,
+    INK,
+    MARKERS,
+    PAPER,
+    TRUTH,
+    Drawn,
+    colour,
+    legend_below,
+    new_figure,
+    set_title,
+    short,
+)
+from simpro_fast.answers.report.findings import intervals
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BARS_UP_TO = 30
+"""Classes with a name of their own under the axis."""
+_BARS_OF = 3
+"""Groups that bars can show beside each other."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """A value per class, [K] with NaN where there is none."""
+
+    name: str
+    colour: str
+    place: int
+    """Number of the group, for hatch and marker; -1 for the truth."""
+    values: np.ndarray
+    spread: np.ndarray | None = None
+    """Standard deviation."""
+
+
+def class_width(drawn: Drawn, available: float) -> float:
+    """Figure width in inches that leaves room for every bar, at most what there is."""
+    num_series = min(len(drawn.groups), _BARS_OF) + 1
+    wanted = 2 + len(drawn.class_names) * (0.35 + 0.22 * num_series)
+    return min(available, max(8.0, wanted))
+
+
+def prior(drawn: Drawn, width: float) -> Figure | None:
+    """The estimated class distribution of the unlabeled set at the end, and the true one."""
+    summary = drawn.groups[0].summary
+    order = drawn.groups[0].class_order
+    truth = summary.get("pi_u_true")
+    series = []
+    if truth is not None:
+        series.append(Series("true", TRUTH, -1, 100 * np.asarray(truth)[order]))
+    for index, group in enumerate(drawn.groups):
+        mean, spread = group.vector("pi_u")
+        kl, _ = group.number("kl_pi_u")
+        note = "" if kl is None else f" (KL {kl:.3f} nats)"
+        word = ": pi_u" if len(drawn.groups) <= _BARS_OF else ""
+        name = f"{drawn.legend(index)}{word}{note}"
+        series.append(Series(name, colour(index), index, 100 * mean[order], 100 * spread[order]))
+    if not any(np.isfinite(s.values).any() for s in series if s.place >= 0):
+        return None
+    width = class_width(drawn, width)
+    figure = new_figure(width, 4.4)
+    axes = figure.add_subplot()
+    if len(order) <= _BARS_UP_TO:
+        _bars_or_points(axes, series)
+        _intervals(axes, drawn, order, len(series))
+        axes.set_ylim(bottom=0)
+    else:
+        # On a linear scale a hundred long-tailed classes would lie on the axis.
+        positive = [v for s in series[:1] for v in s.values if v > 0]
+        floor = 10.0 ** np.floor(np.log10(min(positive, default=1.0)))
+        _points(
+            axes, [Series(s.name, s.colour, s.place, np.maximum(s.values, floor)) for s in series]
+        )
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=floor)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.text(
+            1.0, 1.0, f"shares below {floor:g} % are drawn there", transform=axes.transAxes,
+            ha="right", va="bottom", fontsize=8,
+        )  # fmt: skip
+    _class_axis(axes, drawn, order, width)
+    axes.set_ylabel("share of the unlabeled set (%)")
+    set_title(axes, f"{drawn.title}: class distribution of the unlabeled set", width, pad=14)
+    # Bars may fill the axes to the last corner.
+    legend_below(figure, axes, width, least=1)
+    return figure
+
+
+def per_class(drawn: Drawn, width: float) -> Figure | None:
+    """Accuracy of each class at the end."""
+    order = drawn.groups[0].class_order
+    series = []
+    for index, group in enumerate(drawn.groups):
+        mean, spread = group.vector("per_class")
+        if np.isfinite(mean).any():
+            name = f"{drawn.legend(index)} (mean {np.nanmean(mean):.1f} %)"
+            series.append(Series(name, colour(index), index, mean[order], spread[order]))
+    if not series:
+        return None
+    width = class_width(drawn, width)
+    figure = new_figure(width, 4.4)
+    axes = figure.add_subplot()
+    if len(order) <= _BARS_UP_TO:
+        _bars_or_points(axes, series)
+    else:
+        _points(axes, series)
+    _class_axis(axes, drawn, order, width, counts=True)
+    axes.set_ylim(0, 103)
+    axes.set_ylabel("test accuracy (%)")
+    set_title(axes, f"{drawn.title}: accuracy of each class", width)
+    legend_below(figure, axes, width, least=1)
+    return figure
+
+
+def _bars_or_points(axes: Axes, series: Sequence[Series]) -> None:
+    """Bars as long as they are wide enough to tell apart, else points over a bar of the truth."""
+    truth = [s for s in series if s.place < 0]
+    if len(series) - len(truth) <= _BARS_OF:
+        _bars(axes, series, 0.8)
+        return
+    _bars(axes, truth, 0.86)
+    _markers(axes, [s for s in series if s.place >= 0])
+
+
+def _bars(axes: Axes, series: Sequence[Series], room: float) -> None:
+    for index, one in enumerate(series):
+        width = room / len(series)
+        positions = np.arange(len(one.values)) + (index - (len(series) - 1) / 2) * width
+        bars = axes.bar(positions, one.values, width * 0.94, color=one.colour, label=one.name)
+        hatch = HATCHES[one.place % len(HATCHES)] if one.place > 0 else ""
+        for bar in bars:
+            bar.set(hatch=hatch, edgecolor=PAPER, linewidth=0)
+        if one.spread is not None and np.isfinite(one.spread).any():
+            axes.errorbar(positions, one.values, one.spread, fmt="none", ecolor=INK, elinewidth=1)
+
+
+def _markers(axes: Axes, series: Sequence[Series]) -> None:
+    """One marker per group, side by side in the room of a class."""
+    for index, one in enumerate(series):
+        shift = (index - (len(series) - 1) / 2) * 0.8 / len(series)
+        axes.plot(
+            np.arange(len(one.values)) + shift,
+            one.values,
+            linestyle="none",
+            color=one.colour,
+            marker=MARKERS[one.place % len(MARKERS)],
+            markersize=4.5,
+            label=one.name,
+        )
+
+
+def _points(axes: Axes, series: Sequence[Series]) -> None:
+    """For more classes than bars can show: a shape for the truth, points for the groups."""
+    many = len(series) > 3
+    for one in series:
+        places = np.arange(len(one.values))
+        if one.place < 0:
+            axes.fill_between(
+                places, one.values, step="mid", color=one.colour, alpha=0.45, lw=0, label=one.name
+            )
+            continue
+        axes.plot(
+            places,
+            one.values,
+            linestyle="none" if many else "-",
+            color=one.colour,
+            marker=MARKERS[one.place % len(MARKERS)],
+            markersize=3.2,
+            lw=0.7,
+            label=one.name,
+            alpha=0.85,
+        )
+
+
+def _intervals(axes: Axes, drawn: Drawn, order: np.ndarray, num_series: int) -> None:
+    """Estimates with their intervals over the bars of single runs."""
+    if len(drawn.groups) > _BARS_OF:
+        return
+    labeled = False
+    for index, group in enumerate(drawn.groups):
+        bounds = intervals(group.summary) if len(group.runs) == 1 else None
+        if bounds is None:
+            continue
+        width = 0.8 / num_series
+        place = index + num_series - len(drawn.groups)
+        positions = np.arange(len(order)) + (place - (num_series - 1) / 2) * width
+        rows = [bounds[k] for k in order]
+        middle = 100 * np.array([row.estimate for row in rows])
+        low, high = (
+            100 * np.array([getattr(row, side) for row in rows]) for side in ("low", "high")
+        )
+        axes.errorbar(
+            positions,
+            middle,
+            [np.maximum(middle - low, 0), np.maximum(high - middle, 0)],
+            fmt="D",
+            markersize=3.5,
+            color=INK,
+            markeredgecolor=PAPER,
+            markeredgewidth=0.6,
+            elinewidth=1.1,
+            capsize=2,
+            label=None if labeled else "estimate, 95 % interval",
+        )
+        labeled = True
+
+
+def _class_axis(
+    axes: Axes, drawn: Drawn, order: np.ndarray, width: float, *, counts: bool = False
+) -> None:
+    """Names under the bars where they fit, else the index. With `counts` the labeled images too."""
+    names = [short(drawn.class_names[k], 12) for k in order]
+    labeled = drawn.groups[0].summary.get("labeled_counts") or []
+    counts = counts and bool(labeled)
+    ending = ", with its labeled images" * counts + " (most labeled first)" * bool(labeled)
+    room = (width - 1.0) / len(names)  # inches of a class
+    longest = max([*map(len, names), *([len(f"{c:,}") for c in labeled] if counts else [])])
+    upright = 0.088 * longest < 0.95 * room
+    if len(names) <= _BARS_UP_TO and (upright or room >= 0.2):
+        texts = [f"{n}\n{labeled[k]:,}" if counts else n for n, k in zip(names, order, strict=True)]
+        if not upright:
+            texts = [text.replace("\n", ": ") for text in texts]
+        axes.set_xticks(
+            range(len(names)),
+            texts,
+            rotation=0 if upright else 40,
+            ha="center" if upright else "right",
+            rotation_mode="default" if upright else "anchor",
+        )
+        axes.set_xlabel(f"class{ending}")
+    else:
+        size = max(len(str(len(names))), len(f"{max(labeled):,}") if counts else 0)
+        step = next(s for s in _STEPS if s * room >= 0.13 + 0.088 * size or s * 2 > len(names))
+        ticks = list(range(0, len(names), step))
+        texts = [f"{k}\n{labeled[order[k]]:,}" if counts else f"{k}" for k in ticks]
+        axes.set_xticks(ticks, texts)
+        what = "place of the class" if (np.diff(order) < 0).any() else "class index"
+        axes.set_xlabel(f"{what}{ending}")
+    axes.tick_params(axis="x", length=0, labelsize=FONT if upright else 9)
+    axes.margins(x=0.01)
+
+
+_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000]

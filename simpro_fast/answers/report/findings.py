@@ -1,0 +1,186 @@
+"""Findings of a run, in one sentence, and why they may be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simpro_fast.answers.report.runs import kl_of_uniform
+
+FEW_LABELS = 5
+"""Labeled images of a class below which its share is hard to estimate."""
+WIDE = 0.15
+"""Width of an interval, as a share of all images, from which on it says little ..."""
+WIDE_RELATIVE = 1.0
+"""... provided that it is also wider than this multiple of the estimate."""
+_NAMED = 3
+_LONGEST = 40
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Finding of one run, in plain English."""
+
+    sentence: str
+    warnings: tuple[str, ...]
+    """Reasons not to trust the estimate."""
+
+
+def shared_warnings(found: Sequence[Finding | None]) -> list[str]:
+    """Warnings that several findings all have, to be said once."""
+    known = [one.warnings for one in found if one is not None]
+    if len(known) < 2:
+        return []
+    return [text for text in known[0] if all(text in warnings for warnings in known)]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Estimated share of one class in the unlabeled set, with its bounds."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+def intervals(summary: dict[str, Any]) -> list[Interval] | None:
+    """Read every interval from `heap` of a summary; None without, or if its rows do not fit.
+
+    A row names its class, or gives its number.
+    """
+    heap = summary.get("heap")
+    rows = heap.get("rows") if isinstance(heap, dict) else None
+    names = summary["class_names"]
+    if not rows or len(rows) != len(names):
+        return None
+    found = []
+    for k, row in enumerate(rows):
+        values = [row.get(key) for key in ("estimate", "low", "high")]
+        if row.get("class") not in (k, names[k]) or None in values:
+            return None
+        found.append(Interval(*map(float, values)))
+    return found
+
+
+def finding(summary: dict[str, Any]) -> Finding | None:
+    """The sentence and the warnings; None before a run has estimated anything.
+
+    Args:
+        summary: the content of `summary.json`; its `heap` has the estimate with intervals, without
+            it `pi_u` of the training is a bare estimate.
+    """
+    pi_u = summary.get("pi_u")
+    if not pi_u:
+        return None
+    bounds = intervals(summary)
+    shares = [i.estimate for i in bounds] if bounds else pi_u
+    return Finding(_sentence(summary, shares, bounds), tuple(_warnings(summary, shares, bounds)))
+
+
+def _sentence(
+    summary: dict[str, Any], shares: Sequence[float], bounds: Sequence[Interval] | None
+) -> str:
+    order = sorted(range(len(shares)), key=lambda k: -shares[k])
+    top = order[:_NAMED]
+    truth = summary.get("pi_u_true")
+    if shares[order[0]] < 1.5 / len(shares):
+        said = "the unlabeled images are spread over all classes, none far above the others"
+        top = top[:1]
+        said += (
+            f"; the most frequent is {_class(summary, top[0])} ({_share(top[0], shares, bounds)})"
+        )
+    else:
+        named = [f"{_class(summary, k)} ({_share(k, shares, bounds)})" for k in top]
+        most = sum(shares[k] for k in top) >= 0.5
+        said = f"the unlabeled images are {'mostly' if most else 'most often'} {_and(named)}"
+    if truth:
+        one = "" if len(top) == 1 else "these have "
+        said += f"; in truth {one}{_and([_percent(truth[k]) for k in top])}"
+    return f"{said[0].upper()}{said[1:]}."
+
+
+def _warnings(
+    summary: dict[str, Any], shares: Sequence[float], bounds: Sequence[Interval] | None
+) -> list[str]:
+    found = []
+    if bounds is None:
+        found.append(
+            "the estimate has no intervals: pi_u is a by-product of training, its error unknown"
+        )
+    else:
+        if summary["heap"].get("converged") is False:
+            found.append("the sampling behind the intervals has not converged")
+        wide = [k for k, i in enumerate(bounds) if _is_wide(i)]
+        if wide:
+            worst = max(wide, key=lambda k: bounds[k].high - bounds[k].low)
+            found.append(
+                f"{_classes(summary, wide)}: the interval is very wide ({_class(summary, worst)}: "
+                f"{100 * bounds[worst].low:.0f} to {100 * bounds[worst].high:.0f} %); longer "
+                "training would narrow it while the accuracy still rises, more labeled images "
+                "afterwards"
+            )
+        pi_u = summary["pi_u"]
+        apart = [k for k, i in enumerate(bounds) if _disagrees(i, pi_u[k])]
+        if apart:
+            worst = max(apart, key=lambda k: abs(pi_u[k] - bounds[k].estimate))
+            found.append(
+                f"{_classes(summary, apart)}: the estimators disagree (pi_u of the training says "
+                f"{_percent(pi_u[worst])} of {_class(summary, worst)}, the estimate with intervals "
+                f"{_share(worst, shares, bounds)})"
+            )
+    labeled = summary.get("labeled_counts")
+    few = [k for k, count in enumerate(labeled or ()) if count < FEW_LABELS]
+    if few:
+        found.append(
+            f"{_classes(summary, few)}: fewer than {FEW_LABELS} labeled images, too few to tell "
+            "the class from others reliably"
+        )
+    kl, truth = summary.get("kl_pi_u"), summary.get("pi_u_true")
+    if kl is not None and truth:
+        guess = kl_of_uniform(truth)
+        if kl >= guess:
+            found.append(
+                f"the truth is known here, and a uniform guess is closer to it (KL {guess:.3f}) "
+                f"than pi_u (KL {kl:.3f} nats)"
+            )
+    return found
+
+
+def _is_wide(interval: Interval) -> bool:
+    width = interval.high - interval.low
+    return width > WIDE and width > WIDE_RELATIVE * interval.estimate
+
+
+def _disagrees(interval: Interval, pi_u: float) -> bool:
+    """Outside the interval by more than its width: pi_u has an error of its own."""
+    width = interval.high - interval.low
+    return not interval.low - width <= pi_u <= interval.high + width
+
+
+def _class(summary: dict[str, Any], k: int) -> str:
+    name = str(summary["class_names"][k])
+    return f"class {name if len(name) <= _LONGEST else f'{name[: _LONGEST - 2]}..'}"
+
+
+def _classes(summary: dict[str, Any], which: Sequence[int]) -> str:
+    names = [_class(summary, k).removeprefix("class ") for k in which[:_NAMED]]
+    more = f" and {len(which) - _NAMED} more" if len(which) > _NAMED else ""
+    if len(which) == 1:
+        return f"class {names[0]}"
+    return f"classes {', '.join(names)}{more}" if more else f"classes {_and(names)}"
+
+
+def _share(k: int, shares: Sequence[float], bounds: Sequence[Interval] | None) -> str:
+    if bounds is None:
+        return _percent(shares[k])
+    return f"{_percent(shares[k])}, {100 * bounds[k].low:.0f} to {100 * bounds[k].high:.0f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.0095 else f"{100 * share:.1g} %"
+
+
+def _and(parts: Sequence[str]) -> str:
+    *head, tail = parts
+    return f"{', '.join(head)} and {tail}" if head else tail

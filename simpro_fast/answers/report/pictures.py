@@ -1,0 +1,188 @@
+"""Small pictures that a run leaves for its report: training views and confident mistakes."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from simpro_fast.answers.report.runs import Run
+from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.errors import UserError
+from simpro_fast.utils.npz import BROKEN, read_npz
+from simpro_fast.utils.printable import printables
+
+FOLDER = "report"
+"""In a run directory: its pictures, its figures and its page."""
+VIEWS, MISTAKES = "views.npz", "mistakes.npz"
+SIDE = 96
+"""Pixels that a kept picture has at most on a side."""
+_MOST_BYTES = 1 << 26
+_LOSSLESS = 48
+
+
+@dataclass(frozen=True)
+class ViewsFigure:
+    """A few training images with the views that the network sees, before normalisation."""
+
+    original: np.ndarray
+    """uint8 [n, H, W, 3]."""
+    weak: np.ndarray
+    """uint8 [n, H, W, 3]."""
+    strong: np.ndarray
+    """uint8 [n, V, H, W, 3]."""
+    titles: Sequence[str]
+    """n class names."""
+    captions: Sequence[Sequence[str]] | None = None
+    """[n][V]: what was done to each strong view, operations and levels, separated by a comma."""
+    side: int | None = None
+    """Pixels on a side that the network sees; None: those of the arrays."""
+
+
+@dataclass(frozen=True)
+class Mistakes:
+    """The most confident mistakes on the test images, the most confident first."""
+
+    images: np.ndarray
+    """uint8 [n, H, W, 3]."""
+    labels: np.ndarray
+    """int64 [n]."""
+    predicted: np.ndarray
+    """int64 [n]."""
+    probability: np.ndarray
+    """float64 [n] of the prediction, 0 to 1."""
+
+
+def save_views(views: ViewsFigure, folder: Path) -> None:
+    """Write `views.npz`, at most `SIDE` pixels on a side. Raises as `replacing` does."""
+    words = {"titles": list(views.titles), "captions": views.captions}
+    strong = views.strong
+    with replacing(folder / VIEWS) as file:
+        np.savez_compressed(
+            file,
+            original=thumbnails(views.original),
+            weak=thumbnails(views.weak),
+            strong=np.stack([thumbnails(strong[:, v]) for v in range(strong.shape[1])], axis=1),
+            side=np.int64(views.side or views.original.shape[1]),
+            words=np.frombuffer(json.dumps(words).encode(), np.uint8),
+        )
+
+
+def save_mistakes(mistakes: Mistakes, folder: Path) -> None:
+    """Write `mistakes.npz`, at most `SIDE` pixels on a side. Raises as `replacing` does."""
+    with replacing(folder / MISTAKES) as file:
+        np.savez_compressed(
+            file,
+            images=thumbnails(mistakes.images),
+            labels=mistakes.labels,
+            predicted=mistakes.predicted,
+            probability=mistakes.probability,
+        )
+
+
+def load_views(folder: Path) -> ViewsFigure | None:
+    """Read what `save_views` wrote; None without the file.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = folder / VIEWS
+    arrays = _read(path)
+    if arrays is None:
+        return None
+    try:
+        words = printables(json.loads(arrays["words"].tobytes()))
+        titles, captions = words["titles"], words["captions"]
+        original, weak, strong = (arrays[name] for name in ("original", "weak", "strong"))
+        count, num_strong = strong.shape[:2]
+        shapes = {original.shape, weak.shape, (count, *strong.shape[2:])}
+        texts = [*titles, *(text for row in captions or [] for text in row)]
+        sizes = {len(titles), count, *([len(captions)] if captions else [])}
+        rows = {num_strong, *map(len, captions or [])}
+        if not (
+            len(shapes) == len(sizes) == len(rows) == 1
+            and _are_pictures(original, weak, strong.reshape(-1, *strong.shape[2:]))
+            and all(isinstance(text, str) for text in texts)
+        ):
+            raise ValueError("its parts do not fit together")
+        return ViewsFigure(original, weak, strong, titles, captions, int(arrays["side"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({type(error).__name__}: {error})") from None
+
+
+def load_mistakes(folder: Path, num_classes: int) -> Mistakes | None:
+    """Read what `save_mistakes` wrote; None without the file.
+
+    Raises:
+        UserError: the file is damaged, or names classes from `num_classes` on.
+    """
+    path = folder / MISTAKES
+    arrays = _read(path)
+    if arrays is None:
+        return None
+    try:
+        parts = [arrays[name] for name in ("images", "labels", "predicted", "probability")]
+        images, *columns = parts
+        fits = _are_pictures(images) and all(c.shape == images.shape[:1] for c in columns)
+        classes = np.concatenate(columns[:2])
+        if (
+            not fits
+            or classes.dtype.kind != "i"
+            or not ((classes >= 0) & (classes < num_classes)).all()
+        ):
+            raise ValueError("its parts do not fit together")
+        return Mistakes(images, columns[0], columns[1], columns[2].astype(np.float64))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({type(error).__name__}: {error})") from None
+
+
+def pictures_of(run: Run) -> tuple[ViewsFigure | None, Mistakes | None, list[str]]:
+    """Read the pictures that a run has left, and what is wrong with them."""
+    views, mistakes, notes = None, None, []
+    try:
+        views = load_views(run.path / FOLDER)
+    except UserError as error:
+        notes.append(f"{error}: its views are left out")
+    try:
+        mistakes = load_mistakes(run.path / FOLDER, len(run.summary["class_names"]))
+    except UserError as error:
+        notes.append(f"{error}: its mistakes are left out")
+    return views, mistakes, notes
+
+
+def data_uri(image: np.ndarray) -> str:
+    """A data: address of one picture, uint8 [h, w, 3]; small ones without any loss."""
+    file = io.BytesIO()
+    kind = "png" if max(image.shape[:2]) <= _LOSSLESS else "jpeg"
+    Image.fromarray(image).save(file, kind, **({"quality": 88} if kind == "jpeg" else {}))
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def thumbnails(images: np.ndarray) -> np.ndarray:
+    """uint8 [n, h, w, 3] with at most `SIDE` pixels on a side, unchanged where they fit."""
+    height, width = images.shape[1:3]
+    if max(height, width) <= SIDE or not len(images):
+        return images
+    scale = SIDE / max(height, width)
+    size = (max(1, round(width * scale)), max(1, round(height * scale)))
+    resized = [Image.fromarray(image).resize(size, Image.Resampling.BOX) for image in images]
+    return np.stack([np.asarray(image) for image in resized])
+
+
+def _read(path: Path) -> dict[str, np.ndarray] | None:
+    try:
+        return read_npz(path, most_bytes=_MOST_BYTES)
+    except FileNotFoundError:
+        return None
+    except BROKEN as error:
+        raise UserError(f"{path} is damaged ({error})") from None
+
+
+def _are_pictures(*arrays: np.ndarray) -> bool:
+    return all(a.dtype == np.uint8 and a.ndim == 4 and a.shape[3] == 3 and a.size for a in arrays)

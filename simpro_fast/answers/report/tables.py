@@ -1,0 +1,106 @@
+"""Experiments as one table in Markdown, LaTeX or CSV, beside the published numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+
+from simpro_fast.answers.report.groups import Group
+from simpro_fast.answers.report.published import Published, published_for
+from simpro_fast.answers.report.runs import METHOD_TITLES, kl_of_uniform
+from simpro_fast.answers.report.terminal import spread_text
+from simpro_fast.utils.printable import printable
+
+FORMATS = ("markdown", "latex", "csv")
+NUMBERS = {
+    "top1": ("top-1 %", 1),
+    "top1_class_mean": ("top-1 %, mean of the classes", 1),
+    "kl_pi_u": ("KL(true, pi_u), nats", 3),
+}
+"""Keys of summary.json, their titles and decimal places."""
+
+
+def experiments(groups: Sequence[Group], form: str) -> str:
+    """One row for each experiment: mean and standard deviation over seeds, what is published.
+
+    Args:
+        form: of `FORMATS`. In Markdown and LaTeX a deviation stands in the cell of its mean, and
+            the sources below; CSV has a column for each number.
+    """
+    published = [published_for(group.runs[0].config) for group in groups]
+    if form == "csv":
+        return _csv(groups, published)
+    header = ["experiment", "method", "seeds", *(title for title, _ in NUMBERS.values())]
+    header += ["KL of a uniform guess", "published top-1 %"]
+    rows = []
+    for group, number in zip(groups, published, strict=True):
+        beside = (number.mean, number.std) if number else (None, None)
+        rows.append(
+            [
+                *_names(group),
+                *(spread_text(group.number(key), digits) for key, (_, digits) in NUMBERS.items()),
+                spread_text((_uniform(group), None), 3),
+                spread_text(beside, 2),
+            ]
+        )
+    sources = dict.fromkeys(number.source for number in published if number)
+    notes = ["Of the last EMA weights on the test set; mean ± standard deviation over the seeds."]
+    if sources:
+        notes.append(
+            f"Published by {'; '.join(sources)}. The paper does not say whether its numbers are of "
+            "the last evaluation or the mean of the last 20."
+        )
+    if form == "latex":
+        return "\n".join([*(f"% {note}" for note in notes), latex(header, rows)])
+    return "\n".join([markdown(header, rows), *(f"{note}\n" for note in notes)])
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table whose first row is the header."""
+    lines = (
+        f"| {' | '.join(printable(cell).replace('|', chr(92) + '|') for cell in cells)} |"
+        for cells in (header, *rows)
+    )
+    first, *rest = lines
+    return "\n".join([first, "|---" * len(header) + "|", *rest, ""])
+
+
+def latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same as a `tabular`, for the package booktabs."""
+    first, *rest = (" & ".join(map(_escape, cells)) + r" \\" for cells in (header, *rows))
+    lines = [r"% \usepackage{booktabs}", rf"\begin{{tabular}}{{l{'c' * (len(header) - 1)}}}"]
+    lines += [r"\toprule", first, r"\midrule", *rest, r"\bottomrule", r"\end{tabular}", ""]
+    return "\n".join(lines)
+
+
+def _csv(groups: Sequence[Group], published: Sequence[Published | None]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    numbers = [name for key in NUMBERS for name in (key, f"{key}_std")]
+    beside = ("kl_uniform", "published", "published_std", "source")
+    writer.writerow(["experiment", "method", "seeds", *numbers, *beside])
+    for group, number in zip(groups, published, strict=True):
+        values = [value for key in NUMBERS for value in group.number(key)]
+        known = (number.mean, number.std, number.source) if number else (None, None, None)
+        writer.writerow([*_names(group), *values, _uniform(group), *known])
+    return text.getvalue()
+
+
+def _names(group: Group) -> list[str]:
+    method = str(group.summary["method"])
+    return [str(group.summary["name"]), METHOD_TITLES.get(method, method), str(len(group.runs))]
+
+
+def _uniform(group: Group) -> float | None:
+    truth = group.summary.get("pi_u_true")
+    return kl_of_uniform(truth) if truth else None
+
+
+def _escape(text: str) -> str:
+    words = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    words["±"] = r"$\pm$"
+    return re.sub(
+        r"[\\~^&%$#_{}±]", lambda found: words.get(found[0], f"\\{found[0]}"), printable(text)
+    )

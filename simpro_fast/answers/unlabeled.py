@@ -1,0 +1,85 @@
+"""The unlabeled images that a run was trained on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from simpro_fast.config import Config, load_config
+from simpro_fast.config.methods import METHODS
+from simpro_fast.config.saved import read_saved_config
+from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.datasets.image_list import ImageListDataset
+from simpro_fast.data.datasets.registry import dataset_names, load_dataset
+from simpro_fast.data.files.manifest import Row
+from simpro_fast.data.files.square import read_square
+from simpro_fast.data.splits.split import Split, load_split
+from simpro_fast.run.files import ENVIRONMENT, read_environment
+from simpro_fast.utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class UnlabeledSet:
+    """The unlabeled images of a run but for those that are labeled as well."""
+
+    config: Config
+    dataset: ArrayDataset
+    split: Split
+    dataset_rows: np.ndarray
+    """int64 [n], ascending where the split is."""
+
+    @property
+    def listed(self) -> tuple[Row, ...] | None:
+        """One row per dataset row, where the images are files; None: an array without names."""
+        dataset = self.dataset
+        return dataset.manifest.rows if isinstance(dataset, ImageListDataset) else None
+
+    def pixels(self, dataset_row: int) -> np.ndarray:
+        """uint8 [S, S, 3], what evaluation sees of one image. Raises `UnreadableImage`."""
+        dataset = self.dataset
+        if isinstance(dataset, ImageListDataset) and dataset.in_files:
+            row = dataset.manifest.rows[dataset_row]
+            return read_square(row.image, dataset.image_size, (row.width, row.height))
+        return np.asarray(dataset.unlabeled_pool[dataset_row])
+
+
+def unlabeled_set(run_dir: Path, *, trust_code: bool = False) -> UnlabeledSet:
+    """The images that a run was trained on, by its `config.yaml` and `split.npz`.
+
+    Args:
+        trust_code: import the data set's loader and the method where they are code of somebody's
+            own. Whoever wrote `config.yaml` has chosen the modules.
+
+    Raises:
+        UserError: not a run directory, the data set is another one by now, or code that is not
+            trusted would be needed.
+    """
+    config_path = run_dir / "config.yaml"
+    if not config_path.is_file():
+        raise UserError(f"{run_dir}: not a run directory (it has no config.yaml)")
+    config = read_saved_config(config_path)
+    foreign = [
+        *([f"method {config.method.name}"] if config.method.name not in METHODS else []),
+        *([f"data set {config.data.name}"] if config.data.name not in dataset_names() else []),
+    ]
+    if foreign and not trust_code:
+        raise UserError(
+            f"{run_dir}: its {' and '.join(foreign)} is code outside simpro_fast; if you trust "
+            "it, give --trust-code"
+        )
+    if foreign:
+        config = load_config(config_path)
+    split = load_split(run_dir)
+    dataset = load_dataset(config.data)
+    trained_on = read_environment(run_dir / ENVIRONMENT).get("data")
+    if dataset.fingerprint() != trained_on:
+        raise UserError(
+            f"{run_dir}: its images are not those it was trained on any more (labels were added, "
+            "or files changed); train on what there is now, and ask that run"
+        )
+    rows = split.unlabeled
+    if dataset.unlabeled_images is None:  # with data.overlap the labeled ones are among them
+        rows = rows[~np.isin(rows, split.labeled)]
+    return UnlabeledSet(config, dataset, split, rows)

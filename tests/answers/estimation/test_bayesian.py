@@ -1,0 +1,119 @@
+import numpy as np
+import pytest
+
+from simpro_fast.answers.estimation.bayesian import bayesian_shares, row_prior, split_r_hat
+
+
+def exact_sample(confusion, predicted, rng, draws=400_000):
+    """Weighted draws of the posterior under a uniform share prior, by another way than Gibbs.
+
+    With q = shares @ rates in place of the shares, rates and q are independent but for the Jacobian
+    1 / |det rates| and for the shares having to be positive, so those two are the weights.
+    """
+    weights = confusion + row_prior(len(confusion))
+    rates = rng.standard_gamma(np.broadcast_to(weights, (draws, *confusion.shape)))
+    rates /= rates.sum(axis=2, keepdims=True)
+    q = rng.dirichlet(predicted + 1, draws)
+    shares = np.linalg.solve(rates.swapaxes(1, 2), q[:, :, None])[:, :, 0]
+    weights = (shares >= 0).all(axis=1) / np.abs(np.linalg.det(rates))
+    return shares, weights / weights.sum()
+
+
+@pytest.mark.parametrize(
+    ("confusion", "predicted"),
+    [
+        ([[40, 10], [5, 45]], [30, 70]),
+        ([[8, 2], [4, 6]], [50, 3]),
+        ([[20, 5, 5], [2, 26, 2], [6, 1, 13]], [60, 25, 35]),
+        ([[6, 1, 1], [0, 9, 0], [1, 2, 4]], [5, 20, 1]),
+    ],
+)
+def test_gibbs_sampling_gives_the_exact_posterior(confusion, predicted):
+    confusion, predicted = np.array(confusion), np.array(predicted)
+    classes = len(predicted)
+    found = bayesian_shares(confusion, predicted, seed=3, enough_r_hat=1.004)
+    shares, weights = exact_sample(confusion, predicted, np.random.default_rng(0))
+    np.testing.assert_allclose(found.estimate, weights @ shares, atol=0.02)
+    for k in range(classes):
+        order = np.argsort(shares[:, k])
+        reached = np.cumsum(weights[order])
+        low, high = (shares[order, k][np.searchsorted(reached, p)] for p in (0.025, 0.975))
+        np.testing.assert_allclose([found.low[k], found.high[k]], [low, high], atol=0.03)
+
+
+def heap(rng, classes, per_class, images):
+    """Shares, confusion matrix and predicted counts of one imagined network and heap."""
+    shares = rng.permutation(20.0 ** -(np.arange(classes) / (classes - 1)))
+    shares /= shares.sum()
+    rates = 0.7 * np.eye(classes) + 0.3 * rng.dirichlet(np.full(classes, 0.5), classes)
+    confusion = np.stack([rng.multinomial(per_class, row) for row in rates])
+    return shares, confusion, rng.multinomial(images, shares @ rates)
+
+
+def test_intervals_cover_the_shares_of_imagined_heaps():
+    rng, covered = np.random.default_rng(5), []
+    for seed in range(12):
+        shares, confusion, predicted = heap(rng, 5, 30, 400)
+        found = bayesian_shares(confusion, predicted, seed=seed, enough_r_hat=1.05)
+        assert found.converged
+        assert found.estimate.sum() == pytest.approx(1)
+        assert (found.low <= found.estimate).all() and (found.estimate <= found.high).all()
+        covered.append((found.low <= shares) & (shares <= found.high))
+    # 60 shares at 95 %, those of one heap dependent: four standard errors
+    assert np.mean(covered) >= 0.84
+
+
+def test_the_result_is_a_function_of_seed_and_counts():
+    _, confusion, predicted = heap(np.random.default_rng(1), 4, 30, 500)
+    first, again, other = (bayesian_shares(confusion, predicted, seed=s) for s in (1, 1, 2))
+    assert first.low.tolist() == again.low.tolist()
+    assert first.low.tolist() != other.low.tolist()
+    np.testing.assert_allclose(first.estimate, other.estimate, atol=0.02)
+
+
+def test_ten_million_images_are_as_good_as_ten_thousand_of_the_same_counts():
+    shares, confusion, _ = heap(np.random.default_rng(1), 4, 50, 1)
+    rates = confusion / confusion.sum(axis=1, keepdims=True)
+    few, many = (np.round(n * (shares @ rates)).astype(int) for n in (10_000, 10_000_000))
+    small, large = (bayesian_shares(confusion, n, seed=1) for n in (few, many))
+    np.testing.assert_allclose(small.low, large.low, atol=0.01)
+    np.testing.assert_allclose(small.high, large.high, atol=0.01)
+
+
+def test_a_class_without_validation_images_has_a_wide_interval():
+    confusion = np.array([[50, 5, 0], [5, 50, 0], [0, 0, 0]])
+    found = bayesian_shares(confusion, np.array([100, 100, 100]), seed=1)
+    assert found.low[2] < 1 / 3 < found.high[2]
+    known = bayesian_shares(confusion + np.diag([0, 0, 55]), np.array([100] * 3), seed=1)
+    assert known.high[2] - known.low[2] < 0.8 * (found.high[2] - found.low[2])
+
+
+@pytest.mark.parametrize(
+    ("confusion", "predicted", "said"),
+    [
+        (np.eye(3, dtype=int), [1, 2], "must be"),
+        (np.eye(2), [1, 2], "confusion must hold counts"),
+        (np.eye(2, dtype=int), [-1, 2], "predicted must hold counts"),
+        (np.zeros((2, 2), int), [1, 2], "confusion counts no image"),
+        (np.eye(2, dtype=int), [0, 0], "predicted counts no image"),
+    ],
+)
+def test_counts_that_are_none(confusion, predicted, said):
+    with pytest.raises(ValueError, match=said):
+        bayesian_shares(confusion, np.array(predicted), seed=1)
+
+
+def test_r_hat_tells_chains_apart():
+    rng = np.random.default_rng(0)
+    together = rng.normal(size=(4, 500, 2))
+    assert split_r_hat(together) < 1.02
+    assert split_r_hat(together + np.array([0, 0, 0, 1.0])[:, None, None]) > 1.1
+    assert split_r_hat(together + np.linspace(0, 2, 500)[:, None]) > 1.1
+
+
+def test_many_classes_have_intervals_as_well():
+    shares, confusion, predicted = heap(np.random.default_rng(3), 100, 20, 20_000)
+    found = bayesian_shares(confusion, predicted, seed=1)
+    assert found.sampler == "independent" and found.estimate.sum() == pytest.approx(1)
+    # 100 shares at 95 %, dependent: four standard errors
+    assert np.mean((found.low <= shares) & (shares <= found.high)) >= 0.86

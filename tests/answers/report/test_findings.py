@@ -1,0 +1,91 @@
+"""The sentence that a run ends with, and its warnings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simpro_fast.answers.report.findings import finding, intervals, shared_warnings
+from tests.answers.report.small_runs import make_summary
+
+SHARES = [0.05, 0.1, 0.25, 0.6]
+
+
+def heap(
+    shares: list[float] = SHARES, half: float = 0.02, names: list[Any] | None = None
+) -> dict[str, Any]:
+    rows = [
+        {"class": name, "estimate": share, "low": max(0.0, share - half), "high": share + half}
+        for name, share in zip(names or range(4), shares, strict=True)
+    ]
+    return {"method": "bayesian", "images": 1500, "rows": rows}
+
+
+def summary(**values: Any) -> dict[str, Any]:
+    return make_summary(**{"pi_u": SHARES, "pi_u_true": None, "kl_pi_u": None, **values})
+
+
+def test_the_frequent_classes_are_named_with_their_intervals() -> None:
+    found = finding(summary(heap=heap()))
+    assert found is not None and found.warnings == ()
+    assert found.sentence == (
+        "The unlabeled images are mostly class name3 (60 %, 58 to 62), class name2 (25 %, 23 to "
+        "27) and class name1 (10 %, 8 to 12)."
+    )
+    by_name = summary(heap=heap(names=[f"name{k}" for k in range(4)]))
+    assert finding(by_name) == found
+
+
+def test_a_truth_that_is_known_stands_beside_it() -> None:
+    found = finding(summary(heap=heap(), pi_u_true=[0.1, 0.2, 0.3, 0.4]))
+    assert found is not None and found.sentence.endswith(
+        "; in truth these have 40 %, 30 % and 20 %."
+    )
+
+
+def test_even_shares_are_not_called_mostly_one_class() -> None:
+    found = finding(summary(pi_u=[0.24, 0.25, 0.25, 0.26]))
+    assert found is not None
+    assert "spread over all classes" in found.sentence and "mostly" not in found.sentence
+    assert "name3 (26 %)" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({}, "no intervals"),
+        ({"heap": {**heap(), "rows": heap()["rows"][:3]}}, "no intervals"),
+        ({"heap": {**heap(), "converged": False}}, "has not converged"),
+        ({"heap": heap(half=0.3)}, "very wide (class name2: 0 to 55 %); longer training would"),
+        (
+            {"heap": heap([0.4, 0.3, 0.2, 0.1])},
+            "estimators disagree (pi_u of the training says 60 %",
+        ),
+        ({"heap": heap(), "labeled_counts": [90, 50, 4, 2]}, "name2 and name3: fewer than 5"),
+        (
+            {"heap": heap(), "pi_u_true": [0.25, 0.25, 0.3, 0.2], "kl_pi_u": 0.4},
+            "a uniform guess is closer",
+        ),
+    ],
+)
+def test_an_estimate_that_is_not_to_be_trusted_is_warned_of(
+    values: dict[str, Any], told: str
+) -> None:
+    found = finding(summary(**values))
+    assert found is not None
+    assert any(told in text for text in found.warnings), found.warnings
+    assert len(found.warnings) == 1
+
+
+def test_nothing_is_said_before_there_is_an_estimate() -> None:
+    assert finding(summary(pi_u=None)) is None
+    assert intervals(summary(heap=None)) is None
+
+
+def test_what_all_are_warned_of_is_said_once() -> None:
+    few = finding(summary(heap=heap(), labeled_counts=[90, 50, 4, 2]))
+    bare = finding(summary(labeled_counts=[90, 50, 4, 2]))
+    assert few is not None and bare is not None
+    assert shared_warnings([few, None, bare]) == list(few.warnings)
+    assert shared_warnings([bare]) == []

@@ -1,0 +1,171 @@
+"""What the sources of a prediction yield: order, names, odd files; no list of them in memory."""
+
+from __future__ import annotations
+
+import io
+import os
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from simpro_fast.answers.sources import Sources, split_names
+from simpro_fast.data.files.manifest import Row, make_manifest, write_manifest
+from simpro_fast.data.files.tar_index import Member
+from simpro_fast.utils.errors import ConfigError, UserError
+from tests.data.image_folders import picture, save
+from tests.data.tar_shards import jpeg, write_tar
+
+
+@pytest.fixture
+def heap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with `heap/` in it."""
+    monkeypatch.chdir(tmp_path)
+    for i, name in enumerate(("b/2.jpg", "b/10.png", "a é.jpg", "c.jpeg")):
+        save(Path("heap") / name, picture(i))
+    (tmp_path / "heap" / "notes.txt").write_text("no image")
+    write_tar(tmp_path / "heap" / "b" / "shard.tar", [("x/1.jpg", jpeg(7)), ("x/2.jpg", jpeg(8))])
+    return tmp_path
+
+
+def names(*arguments: str, base: Path | None = None, given: bytes = b"") -> list[str]:
+    return [
+        f"{item.path}|{item.member}" if item.member else item.path
+        for item in Sources(arguments, base, io.BytesIO(given))
+    ]
+
+
+BELOW_B = ["heap/b/10.png", "heap/b/2.jpg", "heap/b/shard.tar|x/1.jpg", "heap/b/shard.tar|x/2.jpg"]
+
+
+def test_folders_patterns_and_shards_come_in_their_order(heap: Path) -> None:
+    assert names("heap") == ["heap/a é.jpg", *BELOW_B, "heap/c.jpeg"]
+    assert names("heap/b/", "heap/c.jpeg") == [*BELOW_B, "heap/c.jpeg"]
+    assert names("heap/*.jp*g") == ["heap/a é.jpg", "heap/c.jpeg"]
+    assert names("heap/**/*.png") == ["heap/b/10.png"]
+    assert names("heap/b/{2.jpg,10.png}") == ["heap/b/2.jpg", "heap/b/10.png"]
+    assert names(str(heap / "heap" / "c.jpeg")) == [f"{heap}/heap/c.jpeg"]
+    assert names("heap/c.jpeg", "heap/b/2.jpg", base=Path("heap/b")) == ["../c.jpeg", "2.jpg"]
+    sources = Sources(["heap"], None, io.BytesIO())
+    assert len(list(sources)) == 6 and sources.ignored.lines()[0].startswith("1 not an image")
+
+
+def test_a_list_on_standard_input(heap: Path) -> None:
+    given = b"\xef\xbb\xbfheap/c.jpeg\r\n\nheap/a \xc3\xa9.jpg\nheap/b/shard.tar\nnowhere.jpg"
+    assert names("-", given=given) == [
+        "heap/c.jpeg",
+        "heap/a é.jpg",
+        *BELOW_B[2:],
+        "nowhere.jpg",
+    ]
+    assert names("heap/c.jpeg", "-", given=b"odd\nname.jpg\0\xff.jpg\0") == [
+        "heap/c.jpeg",
+        "odd\nname.jpg",
+        os.fsdecode(b"\xff.jpg"),
+    ]
+    assert names("-") == []
+
+
+class OneByOne(io.RawIOBase):
+    """A stream that gives a byte at a time, as a slow writer does."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = iter(data)
+
+    def read1(self, size: int) -> bytes:
+        return bytes([byte for _, byte in zip(range(1), self._data, strict=False)])
+
+
+def test_names_do_not_depend_on_the_blocks_they_come_in() -> None:
+    assert list(split_names(OneByOne(b"a\0b c\0d"))) == ["a", "b c", "d"]  # type: ignore[arg-type]
+    assert list(split_names(OneByOne("é\r\nb\n".encode()))) == ["é", "b"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["list.csv", "list.parquet"])
+def test_a_manifest_comes_as_it_is_listed(heap: Path, name: str) -> None:
+    *_, item = Sources(["heap/b/shard.tar"], None, io.BytesIO())
+    shard = item.image
+    assert isinstance(shard, Member)
+    rows = [
+        Row(f"{heap}/heap/c.jpeg", "", "unlabeled", width=44, height=36),
+        Row(f"{heap}/heap/b/2.jpg", "cat", "labeled", status="damaged: once"),
+        Row(
+            f"{heap}/heap/b/shard.tar",
+            "",
+            "unlabeled",
+            bytes=shard.length,
+            member="x/2.jpg",
+            offset=shard.offset,
+        ),
+    ]
+    manifest = make_manifest(heap / "lists", rows)
+    (heap / "lists").mkdir()
+    write_manifest(manifest, heap / "lists" / name)
+    found = names(f"lists/{name}")
+    assert sorted(found) == ["heap/b/2.jpg", "heap/b/shard.tar|x/2.jpg", "heap/c.jpeg"]
+    assert names(str(heap / "lists" / name)) == [f"{heap}/{path}" for path in found]
+    if name.endswith(".csv"):  # by hand: no order is made, and an image may come twice
+        Path("hand.csv").write_text("path\nheap/c.jpeg\nheap/a é.jpg\nheap/c.jpeg\n")
+        sources = Sources(["hand.csv"], None, io.BytesIO())
+        assert [item.path for item in sources] == ["heap/c.jpeg", "heap/a é.jpg", "heap/c.jpeg"]
+        assert sources.repeats == 1
+
+
+def test_repeats_have_a_place_each_and_are_counted(heap: Path) -> None:
+    sources = Sources(["heap/b", "heap/b/2.jpg", "-"], None, io.BytesIO(b"./heap/b/2.jpg\n"))
+    assert [item.path for item in sources].count("heap/b/2.jpg") == 2
+    assert sources.repeats == 2
+    assert Sources(["heap"], None, io.BytesIO()).repeats == 0
+
+
+def test_a_damaged_shard_is_one_item_and_the_others_go_on(heap: Path) -> None:
+    shard = heap / "heap" / "b" / "shard.tar"
+    shard.write_bytes(shard.read_bytes()[:700])
+    items = list(Sources(["heap"], None, io.BytesIO()))
+    (bad,) = [item for item in items if item.image is None]
+    assert (bad.path, bad.member) == ("heap/b/shard.tar", "")
+    assert bad.status.startswith("damaged: cut short within member x/1.jpg")
+    assert items[-1].path == "heap/c.jpeg"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "said"),
+    [
+        (["nothing.jpg"], UserError, "nothing.jpg: does not exist"),
+        (["heap/*.bmp"], UserError, "nothing matches"),
+        (["s3://bucket/heap"], ConfigError, "mount or copy it"),
+        (["-", "-"], ConfigError, "read once"),
+        (["heap/notes.txt"], ConfigError, "- < heap/notes.txt"),
+        (["old.tar.gz"], UserError, "compressed"),
+        (["pipe"], UserError, "is a pipe"),
+    ],
+)
+def test_what_no_images_can_come_from(
+    heap: Path, arguments: list[str], kind: type[UserError], said: str
+) -> None:
+    (heap / "old.tar.gz").write_bytes(b"\x1f\x8b")
+    os.mkfifo(heap / "pipe")
+    with pytest.raises(kind, match=said) as caught:
+        Sources(arguments, None, io.BytesIO())
+    assert type(caught.value) is kind and "\n" not in str(caught.value)
+
+
+def test_three_hundred_thousand_paths_are_never_in_memory() -> None:
+    class Names(io.RawIOBase):
+        left = 300_000
+
+        def read1(self, size: int) -> bytes:
+            block = range(self.left, max(self.left - 500, 0), -1)
+            self.left = max(self.left - 500, 0)
+            lines = (f"heap/a folder of some depth/image {i:09}.jpg\n" for i in block)
+            return "".join(lines).encode()
+
+    tracemalloc.start()
+    try:
+        sources = Sources(["-"], None, Names())  # type: ignore[arg-type]
+        count = sum(1 for _ in sources)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert count == 300_000
+    assert peak < 5 * 2**20  # 8 bytes each; as text they are 32 MB

@@ -1,0 +1,255 @@
+"""The doctor: a table that can be read, verdicts with cures, exit codes for scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from simpro_fast.cli import doctor, prepare
+from simpro_fast.cli.checks import data, examine, machine, ranks, speed
+from simpro_fast.cli.checks.table import Line, closing, merge, table
+from simpro_fast.config import load_config
+from simpro_fast.data.datasets.registry import load_dataset
+from simpro_fast.data.splits.build import make_split
+from simpro_fast.distributed.process_group import Ranks
+from simpro_fast.training import dry_run
+from simpro_fast.utils import provenance
+from tests.conftest import ROOT
+from tests.data.image_folders import tidy
+from tests.processes import clean_environment, finish, free_port, script, start
+
+DOCTOR = str(ROOT / "launch" / "doctor.py")
+CHECKS = ["machine", "versions", "ranks", "links", "clocks", "folder", "disk"]
+CHECKS += ["data", "decoding", "views", "training", "kernels"]
+PLAIN = "distributed.engine=plain"
+CIFAR = ["data.name=cifar10", "data.image_size=null", "data.root=ROOT"]
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for module in (speed, dry_run):
+        monkeypatch.setattr(module, "SECONDS", 0.05)
+
+
+def test_a_sound_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--output", str(tmp_path / "runs"), PLAIN]) == 0
+    printed = capsys.readouterr().out
+    assert "no problem" in printed.splitlines()[-1]
+    rows = [row.split() for row in printed.splitlines()]
+    assert [row[1] for row in rows if row[0] in ("ok", "skipped", "warning")] == CHECKS
+
+
+def test_a_document_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--output", str(tmp_path / "runs"), "--json", PLAIN]) == 0
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    assert [line["check"] for line in checks] == CHECKS
+    assert {line["verdict"] for line in checks} <= {"ok", "skipped", "warning"}
+    found = {line["check"]: line["found"] for line in checks}
+    assert "torch" in found["versions"] and "DeepSpeed" in found["versions"]
+    assert "loss" in found["training"] and "float64 reference" in found["kernels"]
+    assert not list((tmp_path / "runs").iterdir()), "it cleans up after itself"
+
+
+def test_one_failing_check_hides_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(ranks: Any) -> Line:
+        raise RuntimeError("the decoder\nhas a long story")
+
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(speed, "check_decoding", broken)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
+    file = tmp_path / "file"
+    file.write_text("where the folder should be")
+    options = ["--output", str(file), PLAIN, "distributed.expect_world_size=4"]
+    assert doctor.main(options) == 1
+    rows = capsys.readouterr().out.splitlines()
+    problems = [row.split()[1] for row in rows if row.startswith("problem")]
+    assert problems == ["ranks", "folder", "disk", "decoding"]
+    assert "failed with RuntimeError: the decoder" in "\n".join(rows)
+    assert "expect_world_size=4" in "\n".join(rows)
+    assert sum(row.lstrip().startswith("-> ") for row in rows) == 3
+    assert [row for row in rows if row.startswith("ok") and "kernels" in row]
+    assert rows[-1].startswith("4 problem(s)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "told"),
+    [
+        ([], "ok", "131 labeled and 335 unlabeled images of 10 classes, 400 to test on"),
+        (["data.labeled_max=170"], "problem", "labeled_max"),
+        (CIFAR, "problem", "cifar-10-python.tar.gz is in ROOT"),
+        (["data.name=stl10", "data.root=ROOT"], "problem", "set data.root to their folder"),
+        (["data.name=imagenet_1k", "data.root=ROOT"], "ok", "is in ROOT; not read here"),
+        (["data.name=images", "data.labeled=ROOT", "data.unlabeled=ROOT/u"], "problem", "ROOT/u"),
+    ],
+)
+def test_the_data_set_of_the_configuration(
+    tmp_path: Path, changes: list[str], verdict: str, told: str
+) -> None:
+    for part in ("train", "val"):
+        (tmp_path / part).mkdir()
+    config = load_config(examine.DEFAULT, [c.replace("ROOT", str(tmp_path)) for c in changes])
+    alone = Ranks(0, 0, 1, 1, torch.device("cpu"))
+    line = examine.guarded(lambda: data.check_data(config, alone))
+    assert line.verdict == verdict, line
+    assert told.replace("ROOT", str(tmp_path)) in line.found and "\n" not in line.found
+
+
+def timed(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> dict[str, str]:
+    capsys.readouterr()
+    doctor.main([*arguments, f"--output={tmp_path}/runs", "--json", PLAIN])
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    return {line["check"]: line["found"] for line in checks}
+
+
+def test_the_given_configuration_is_timed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its data, network and batch: own images from their files, or from the packed array."""
+    root = tidy(tmp_path / "photos", unlabeled=12)
+    prepared = [f"--labeled={root}/labeled", f"--unlabeled={root}/unlabeled", "--pack=16"]
+    prepared += [f"--output={root}/out", f"--init-config={root}/own.yaml", "--threads=2"]
+    assert prepare.main(prepared) == 0
+    small = ["model.name=small_cnn", "data.batch_size=4", "data.mu=3", "train.steps=700"]
+    given = [f"--config={root}/own.yaml", *small]
+    for changes, source in (([], "the packed images"), (["data.packed=null"], "the image files")):
+        found = timed([*given, *changes], tmp_path, capsys)
+        assert f"of 16 px from {source}" in found["views"]
+        assert found["training"].startswith(f"small_cnn on {source}, engine plain: loss ")
+        assert f"s/step of {4 * 2 + 4 * 3 * (1 + 2)} views, 700 steps in about" in found["training"]
+    (root / "unlabeled/003.jpg").unlink()
+    found = timed([*given, "data.packed=null"], tmp_path, capsys)
+    assert "003.jpg: unreadable" in found["data"]
+    assert "digits" in found["training"], "the machine is tried all the same"
+
+
+def test_a_set_that_is_not_read_is_timed_on_made_up_images(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for part in ("train", "val"):
+        (tmp_path / part).mkdir()
+    changes = ["data.name=imagenet_1k", f"data.root={tmp_path}", "data.image_size=48"]
+    changes += ["data.test_per_class=null", "data.batch_size=2", "data.mu=2"]
+    found = timed([f"--config={examine.DEFAULT}", *changes], tmp_path, capsys)
+    assert "not read here" in found["data"] and "of 48 px from synthetic" in found["views"]
+    assert "synthetic, engine plain" in found["training"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [(["--cofnig", "x"], "--cofnig"), (["--config", "digits_lt/reversd"], "digits_lt/reversed")],
+)
+def test_usage_errors(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(arguments) == 2
+    printed = capsys.readouterr().err.strip()
+    assert part in printed and "\n" not in printed
+
+
+def test_two_ranks_whose_folder_is_not_shared(tmp_path: Path) -> None:
+    """Rank 1 writes elsewhere, as where output_dir lies on a disk of each host."""
+    port, ranks = free_port(), []
+    for rank in range(2):
+        env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        arguments = ["--output", str(tmp_path / f"disk{rank}"), PLAIN, "--config", examine.DEFAULT]
+        arguments += ["data.batch_size=8", "data.mu=2"]
+        arguments += ["--json"]
+        environment, output = {**clean_environment(), **env}, tmp_path / f"rank{rank}"
+        process = start(script, DOCTOR, arguments, environment=environment, output=output)
+        ranks.append((process, output))
+    done = [finish(*rank) for rank in ranks]
+    assert [rank.returncode for rank in done] == [1, 1], done
+    checks = json.loads(done[0].stdout)["checks"]
+    assert [line["check"] for line in checks if line["verdict"] == "problem"] == ["folder"]
+    found = {line["check"]: line["found"] for line in checks}
+    assert f"2 on {os.uname().nodename} x2" in found["ranks"]
+    assert "gloo" in found["links"] and "GB/s" in found["links"]
+    assert "clocks differ by at most" in found["clocks"]
+    assert "is not shared" in found["folder"]
+    assert "400 steps in about" in found["training"], "of the given configuration"
+    assert done[1].stdout == "", "rank 0 speaks for all"
+
+
+def test_merging_the_lines_of_many_ranks() -> None:
+    good, slow = Line("ok", "fine"), Line("warning", "slow", "hurry")
+    hosts = ["a", "b", "c"]
+    assert merge([line.to_bytes() for line in (good, good, good)], hosts) == good
+    one = merge([line.to_bytes() for line in (good, slow, good)], hosts)
+    assert one == Line("warning", "rank 1 on b: slow", "hurry")
+    two = merge([line.to_bytes() for line in (good, slow, slow)], hosts)
+    assert two.found == "rank 1 on b, 1 more rank(s): slow"
+    assert merge([slow.to_bytes()] * 3, hosts) == slow
+    shown = table([Line("problem", "full", "delete", "disk"), good])
+    assert shown.splitlines()[1].strip() == "-> delete"
+    assert closing([good]) == "no problem: training can start"
+
+
+def test_known_bad_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old driver under new CUDA, both DALI builds, a Triton that torch does not want."""
+    versions = {"nvidia-dali-cuda120": "2.0", "nvidia-dali-cuda130": "2.4.0"}
+    versions.update(triton="2.0.0", pyarrow="13.0.0")
+    monkeypatch.setattr(machine, "version_of", lambda name: versions.get(name))
+    monkeypatch.setattr(machine.metadata, "requires", lambda _: ["triton==3.8.0; linux"])
+    monkeypatch.setattr(machine.torch.version, "cuda", "13.0")
+    found = [what for what, _ in machine._bad_pairs("550.54.15")]
+    assert len(found) == 4
+    assert "driver 580" in found[3]
+    versions.clear()
+    assert machine._bad_pairs("580.65.06") == []
+
+
+@pytest.mark.parametrize(
+    ("version", "gpu", "verdict"),
+    [
+        ("0.9.0.20", False, "ok"),
+        ("0.9.0.20", True, "warning"),
+        ("0.9.1.7", True, "ok"),
+        ("0.10.0", False, "problem"),
+        ("0.8.0.1422", True, "problem"),
+        (None, False, "problem"),
+    ],
+)
+def test_the_image_decoder_is_one_that_dali_works_with(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, gpu: bool, verdict: str
+) -> None:
+    versions = {"nvidia-dali-cuda130": "2.4.0", "nvidia-nvimgcodec-cu13": version}
+    asked = {"nvidia-dali-cuda130": ["numpy", "nvidia-nvimgcodec-cu13[all]<0.10.0,>=0.9.0"]}
+    for module in (machine, provenance):
+        monkeypatch.setattr(
+            module, "version_of", lambda *names: next(filter(None, map(versions.get, names)), None)
+        )
+    monkeypatch.setattr(machine.metadata, "requires", asked.get)
+    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(provenance.torch.cuda.nccl, "version", lambda: (2, 30, 7))
+    monkeypatch.setattr(machine, "_driver", lambda: None)
+    line = machine.check_versions()
+    assert line.verdict == verdict and f"nvImageCodec {version or 'missing'}" in line.found
+    assert bool(line.cure) == (verdict != "ok")
+
+
+def test_skewed_clocks_and_slow_links_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = Ranks(0, 0, 2, 2, torch.device("cpu"))
+    monkeypatch.setattr(ranks.dist, "barrier", lambda: None)
+    monkeypatch.setattr(Ranks, "gather", lambda self, now: torch.stack([now, now + 3 * 10**9]))
+    line = ranks.check_clocks(two)
+    assert line.verdict == "warning" and "3000 ms" in line.found and "NTP" in line.cure
+
+
+@pytest.mark.parametrize("world", [1, 64, 65, 1000])
+def test_the_trial_has_images_for_every_rank(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    config = examine.trial_config(load_config(examine.DEFAULT))
+    split = make_split(config.data, load_dataset(config.data), config.seed)
+    assert config.data.batch_size % world == 0
+    assert min(len(split.labeled), len(split.unlabeled)) >= world
