@@ -149,7 +149,7 @@ def same_mathematics(config: Config, ranks: Ranks, steps: int = 3) -> None:
         make_loader=lambda *a, **k: Remembering(build_loader(*a, **k)),
         write=False,
     )
-    other = Baseline(exact, trainer.algorithm.student, trainer.split, trainer.setup.alpha)
+    other = Baseline(exact, trainer.algorithm.student, trainer.state.split, trainer.setup.alpha)
     seen = 0.0
     for step in range(steps):
         other.model.load_state_dict(trainer.algorithm.student.state_dict())
@@ -209,11 +209,11 @@ def measure(
     for part in parts:
         make = synthetic_loader if part == "train" else build_loader
         ours = Trainer(config, ranks, make_loader=make, write=False)
-        theirs = Baseline(config, ours.algorithm.student, ours.split, ours.setup.alpha)
+        theirs = Baseline(config, ours.algorithm.student, ours.state.split, ours.setup.alpha)
         resident = synthetic_loader(
             config.data,
             ours.setup.dataset,
-            ours.split,
+            ours.state.split,
             labeled_views=config.labeled_views,
             strong_views=config.strong_views,
             world_size=1,
@@ -223,7 +223,7 @@ def measure(
         pillow = None
         if part != "train":
             settings = resolve_augment(config.data, ours.setup.dataset)
-            pillow = PillowLoader(config, ours.setup.dataset, ours.split, settings, workers)
+            pillow = PillowLoader(config, ours.setup.dataset, ours.state.split, settings, workers)
 
         def baseline(
             part: str = part,
@@ -238,7 +238,7 @@ def measure(
         def fast(part: str = part, ours: Trainer = ours) -> None:
             if part == "data":
                 ours.loader.next(ours.step)
-                ours.step += 1
+                ours.state.step += 1
             else:
                 ours.train_step()
 

@@ -25,7 +25,7 @@ def dry_run(trainer: Trainer) -> None:
     All ranks call it together.
     """
     config, ranks = trainer.setup.config, trainer.setup.ranks
-    find_state(config, trainer.run, trainer.fingerprint, ranks)
+    find_state(config, trainer.run, trainer.checkpoints.fingerprint, ranks)
     trainer.announce()
     started = time.perf_counter()
     trainer.train_step()

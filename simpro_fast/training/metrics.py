@@ -15,8 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from simpro_fast.answers.evaluation import kl_divergence
+from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.methods import MethodOutput
+from simpro_fast.methods import Method, MethodOutput
+from simpro_fast.training.setup import Setup
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.logs import FOUND_BY_ALL
 
@@ -127,6 +130,33 @@ class Stopwatch:
 
     def wait_fraction(self) -> float:
         return self.waiting / self.training if self.training else 0.0
+
+
+def period_row(
+    setup: Setup, method: Method, step: int, lr: float, draws: list[int], stopwatch: Stopwatch
+) -> dict[str, Any]:
+    """What metrics.jsonl says of the period that ends with `step`, before its evaluation."""
+    return {
+        "step": step,
+        "period": -(-step // setup.config.train.period),
+        "lr": lr,
+        "labeled_draws": draws,
+        "pi_u": method.normalised_pi_u().tolist(),
+        "phi": method.phi.tolist(),
+        "kl_pi_u": kl_of_estimate(method, setup.split),
+        "top1": None,
+        "top1_class_mean": None,
+        "per_class": None,
+        "images_per_second": stopwatch.views_per_second(setup.views_per_step),
+        "data_wait_fraction": stopwatch.wait_fraction(),
+        "peak_memory_mib": peak_memory_mib(setup.ranks.device),
+    }
+
+
+def kl_of_estimate(method: Method, split: Split) -> float | None:
+    """KL(true unlabeled distribution || estimate) in nats; None where the truth is unknown."""
+    counts = split.unlabeled_counts
+    return None if counts is None else kl_divergence(counts, method.normalised_pi_u())
 
 
 def peak_memory_mib(device: torch.device) -> float:

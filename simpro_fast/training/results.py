@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from simpro_fast.answers.evaluation import Evaluation, kl_divergence, many_medium_few
+from simpro_fast.answers.evaluation import Evaluation, many_medium_few
 from simpro_fast.answers.model_card import CARD, model_card
 from simpro_fast.answers.model_file import (
     DESCRIPTION,
@@ -22,29 +22,21 @@ from simpro_fast.answers.report.groups import group_runs
 from simpro_fast.answers.report.pictures import FOLDER, ViewsFigure, save_mistakes, save_views
 from simpro_fast.answers.report.runs import load_run
 from simpro_fast.answers.report.terminal import print_summary
-from simpro_fast.data.splits.split import Split
-from simpro_fast.methods import Method
+from simpro_fast.data.batch import Loader
 from simpro_fast.models.head import METHOD_PREFIX
 from simpro_fast.run.directory import RunDirectory
-from simpro_fast.training.pictures import confident_mistakes
+from simpro_fast.run.loggers.base import Loggers
+from simpro_fast.training.metrics import kl_of_estimate
+from simpro_fast.training.pictures import confident_mistakes, views_figure
 from simpro_fast.training.setup import Setup
-from simpro_fast.training.state import History
+from simpro_fast.training.state import RunState
 from simpro_fast.training.step import Step
 from simpro_fast.utils.atomic_write import write_atomically, write_json
-from simpro_fast.utils.errors import OutputError, PeerError, UserError
+from simpro_fast.utils.errors import OutputError, PeerError
 from simpro_fast.utils.machine import machine_name
 from simpro_fast.utils.provenance import library_versions
 
 logger = logging.getLogger(__name__)
-
-
-def unsaved_end(step: int, *, main: bool) -> UserError:
-    """Build the error of a run that ends without its last checkpoint."""
-    said = (
-        f"trained to step {step}, but its checkpoint could not be saved (checkpoint.on_error="
-        "continue); free some space and start again, which goes on from the last one that could"
-    )
-    return OutputError(said) if main else PeerError(said, OutputError.exit_code)
 
 
 @dataclass(frozen=True)
@@ -53,8 +45,7 @@ class TrainedRun:
 
     setup: Setup
     algorithm: Step
-    step: int
-    history: History
+    state: RunState
     evaluation: Evaluation | None
     """Of the averaged weights as they are now; None without a test set."""
     heap: dict[str, Any] | None
@@ -66,6 +57,46 @@ class TrainedRun:
     reads_repeated: int
     """Reads of images that failed and were tried again, likewise."""
     commit: str | None
+
+
+def finish_run(
+    run: RunDirectory,
+    trained: TrainedRun,
+    loader: Loader,
+    loggers: Loggers,
+    *,
+    saved: bool,
+    write: bool,
+) -> dict[str, Any]:
+    """Summary of a trained run; on rank 0 also its files and the table on the terminal.
+
+    Args:
+        saved: whether its last checkpoint lies on disk.
+        write: whether this rank writes.
+
+    Raises:
+        UserError: the last checkpoint could not be saved, or one of the files.
+        PeerError: likewise, on the other ranks.
+    """
+    setup, step, summary = trained.setup, trained.state.step, summarise(trained)
+    if write:
+        views = None
+        if setup.config.log.figures:
+            views = views_figure(
+                loader.next(step), loader.describe(step), setup.layout, setup.dataset
+            )
+        figures = write_results(run, trained, summary, views, finished=saved)
+        loggers.figures(figures, step)
+        loggers.close(step, finished=saved)
+    # No barrier: what rank 0 writes may take longer than the others may wait in a collective.
+    if not saved:
+        said = (
+            f"trained to step {step}, but its checkpoint could not be saved (checkpoint.on_error="
+            "continue); free some space and start again, which goes on from the last one that could"
+        )
+        main = setup.ranks.is_main
+        raise OutputError(said) if main else PeerError(said, OutputError.exit_code)
+    return summary
 
 
 def write_results(
@@ -107,9 +138,9 @@ def write_results(
 
 def summarise(trained: TrainedRun) -> dict[str, Any]:
     """The content of summary.json; accuracies in percent."""
-    setup, history, evaluation = trained.setup, trained.history, trained.evaluation
+    setup, state, evaluation = trained.setup, trained.state, trained.evaluation
     config, split = setup.config, setup.split
-    top1 = history.top1 or ([evaluation.top1] if evaluation else [])
+    top1 = state.top1 or ([evaluation.top1] if evaluation else [])
     per_class = evaluation.per_class if evaluation else None
     groups = many_medium_few(per_class or [None] * len(split.labeled_counts), split.labeled_counts)
     unlabeled = split.unlabeled_counts
@@ -117,7 +148,7 @@ def summarise(trained: TrainedRun) -> dict[str, Any]:
         "name": config.name,
         "seed": config.seed,
         "method": config.method.name,
-        "steps": trained.step,
+        "steps": state.step,
         "top1": evaluation.top1 if evaluation else None,
         "top1_class_mean": evaluation.top1_class_mean if evaluation else None,
         "top1_mean_last20": sum(top1[-20:]) / len(top1[-20:]) if top1 else None,
@@ -135,8 +166,8 @@ def summarise(trained: TrainedRun) -> dict[str, Any]:
         "unlabeled_counts": None if unlabeled is None else list(unlabeled),
         "images_replaced": trained.images_replaced,
         "reads_repeated": trained.reads_repeated,
-        "seconds": history.seconds,
-        "images_per_second": trained.step * setup.views_per_step / history.seconds,
+        "seconds": state.seconds,
+        "images_per_second": state.step * setup.views_per_step / state.seconds,
         "commit": trained.commit,
         "machine": machine_name(),
     }
@@ -157,12 +188,6 @@ def _statistics(evaluation: Evaluation | None) -> dict[str, Any]:
         "confusion": matrix.tolist() if matrix is not None and len(matrix) <= 200 else None,
         "reliability": {"bins": evaluation.reliability},
     }
-
-
-def kl_of_estimate(method: Method, split: Split) -> float | None:
-    """KL(true unlabeled distribution || estimate) in nats; None where the truth is unknown."""
-    counts = split.unlabeled_counts
-    return None if counts is None else kl_divergence(counts, method.normalised_pi_u())
 
 
 def export_model(run: RunDirectory, trained: TrainedRun) -> ModelFile:
@@ -190,7 +215,7 @@ def export_model(run: RunDirectory, trained: TrainedRun) -> ModelFile:
         tau=method.loss_tau,
         confusion=None if confusion is None else tuple(map(tuple, confusion.tolist())),
         temperature=None if trained.evaluation is None else trained.evaluation.temperature,
-        step=trained.step,
+        step=trained.state.step,
         commit=trained.commit,
         versions={"simpro_fast": version("simpro_fast"), **library_versions()},
     )

@@ -28,16 +28,22 @@ Tensors = dict[str, Tensor]
 
 
 @dataclass
-class History:
-    """What a run remembers of its evaluations."""
+class RunState:
+    """What moves while a run goes on, beside weights, priors and counts."""
 
+    split: Split
+    """As it is now, with unlabeled images that the method has labeled."""
+    step: int = 0
+    """Steps trained."""
+    row: dict[str, Any] | None = None
+    """Metrics of a period that has ended and is not evaluated yet."""
     top1: list[float] = field(default_factory=list)
     """Of every evaluation so far, percent; the last 20 make `top1_mean_last20`."""
     seconds: float = 0.0
     """Wall time of all processes that worked on this run."""
 
 
-def run_tensors(algorithm: Step, history: History, split: Split) -> Tensors:
+def run_tensors(algorithm: Step, state: RunState) -> Tensors:
     """All that must come back equal on every rank; every rank calls it."""
     saved, method = algorithm.engine.save(), algorithm.method
     counts = set(method.rank_counts)
@@ -45,14 +51,14 @@ def run_tensors(algorithm: Step, history: History, split: Split) -> Tensors:
         **_named("model", saved["model"]),
         **_named("average", algorithm.average.state_dict()),
         **_named("method", {k: v for k, v in method.state_dict().items() if k not in counts}),
-        "history/top1": torch.tensor(history.top1, dtype=torch.float64),
-        "history/seconds": torch.tensor(history.seconds, dtype=torch.float64),
+        "history/top1": torch.tensor(state.top1, dtype=torch.float64),
+        "history/seconds": torch.tensor(state.seconds, dtype=torch.float64),
         "phase": torch.tensor(method.phase),
     }
     for weight, slots in saved["optimizer"].items():
         for slot, value in slots.items():
             found[f"optimizer/{slot}/{weight}"] = torch.as_tensor(value)
-    if (joined := split.pseudo_labeled) is not None:
+    if (joined := state.split.pseudo_labeled) is not None:
         found |= {
             "pseudo_labeled/positions": torch.from_numpy(joined.positions),
             "pseudo_labeled/labels": torch.from_numpy(joined.labels),
@@ -61,14 +67,13 @@ def run_tensors(algorithm: Step, history: History, split: Split) -> Tensors:
     return found
 
 
-def load_run_tensors(tensors: Mapping[str, Tensor], algorithm: Step, split: Split) -> Split:
+def load_run_tensors(
+    tensors: Mapping[str, Tensor], algorithm: Step, state: RunState, split: Split
+) -> None:
     """Put back what `run_tensors` gave.
 
     Args:
         split: of the run as the configuration makes it.
-
-    Returns:
-        the split with the images that had joined.
 
     Raises:
         UserError: a weight is not finite, or it is of another network; other misfits raise
@@ -86,17 +91,15 @@ def load_run_tensors(tensors: Mapping[str, Tensor], algorithm: Step, split: Spli
     counts = {name: getattr(method, name) for name in method.rank_counts}
     method.load_state_dict({**counts, **dict(_under("method", tensors))})
     method.phase = int(tensors["phase"])
+    state.top1 = tensors["history/top1"].tolist()
+    state.seconds = float(tensors["history/seconds"])
+    state.split = split
     if "pseudo_labeled/since" not in tensors:
-        return split
+        return
     positions, labels, since = (
         tensors[f"pseudo_labeled/{name}"].numpy() for name in ("positions", "labels", "since")
     )
-    return split.with_pseudo_labeled(PseudoLabeled(positions, labels, int(since)))
-
-
-def load_history(tensors: Mapping[str, Tensor]) -> History:
-    """The history that `run_tensors` saved."""
-    return History(tensors["history/top1"].tolist(), float(tensors["history/seconds"]))
+    state.split = split.with_pseudo_labeled(PseudoLabeled(positions, labels, int(since)))
 
 
 def rank_counts(algorithm: Step, meter: Meter) -> Tensors:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from simpro_fast.distributed.process_group import Ranks
+from simpro_fast.run.directory import RunDirectory
 from simpro_fast.utils.errors import UserError
 
 
@@ -67,6 +70,26 @@ class StepGuard:
         asked = torch.tensor([float(self._stop_requested())], device=self._ranks.device)
         self.stop_agreed = self.stop_agreed or bool(self._ranks.sum(asked).item())
         return self.stop_agreed
+
+    @contextmanager
+    def explained(
+        self, run: RunDirectory, draws: Callable[[int], dict[str, Any]], write: bool
+    ) -> Iterator[None]:
+        """Add to a loss that is not finite what is needed to replay the step and to go on.
+
+        Args:
+            draws: gives those of a step's batch, for a file in the folder of the run.
+            write: False leaves no file.
+        """
+        try:
+            yield
+        except NonFiniteLossError as error:
+            step = error.step
+            name = f"not_finite_step{step}_rank{self._ranks.rank}.json"
+            path = run.path / name if write else None
+            raise NonFiniteLossError(
+                step, run.describe_bad_step(path, lambda: draws(step))
+            ) from None
 
     def settle(self) -> None:
         """Obey the answers of the last step watched, if that has not been done.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -18,53 +16,35 @@ from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.sampling.labeled_order import LabeledDraws
 from simpro_fast.data.splits.build import make_split
-from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.distributed.stop_requests import Preempted
 from simpro_fast.distributed.watchdog import Watchdog
-from simpro_fast.run.checkpoint import save_on_main
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.loggers.base import Loggers
 from simpro_fast.training.banner import announce
 from simpro_fast.training.begin import begin_run
+from simpro_fast.training.checkpoints import Checkpoints
 from simpro_fast.training.engine.optim import learning_rate
 from simpro_fast.training.measure import estimate_shares, evaluate_split
 from simpro_fast.training.metrics import (
     Meter,
     Stopwatch,
     ThresholdWatch,
-    peak_memory_mib,
+    kl_of_estimate,
+    period_row,
     step_profiler,
 )
 from simpro_fast.training.notebook_table import build_progress
 from simpro_fast.training.phases import begin_phase, rate_course
-from simpro_fast.training.pictures import views_figure
-from simpro_fast.training.results import (
-    TrainedRun,
-    kl_of_estimate,
-    summarise,
-    unsaved_end,
-    write_results,
-)
-from simpro_fast.training.resume import agreed_fingerprint, find_state, load_state
+from simpro_fast.training.results import TrainedRun, finish_run
+from simpro_fast.training.resume import agreed_fingerprint, find_state
 from simpro_fast.training.setup import Setup, build_run_loader
-from simpro_fast.training.state import (
-    History,
-    gather_counts,
-    load_history,
-    load_run_tensors,
-    rank_counts,
-    refuse_non_finite,
-    run_tensors,
-    scatter_counts,
-)
+from simpro_fast.training.state import RunState
 from simpro_fast.training.step import Step, with_uniforms
 from simpro_fast.training.step_graph import build_step_graph
-from simpro_fast.training.step_guard import NonFiniteLossError, StepGuard
+from simpro_fast.training.step_guard import StepGuard
 from simpro_fast.utils.local_files import repeated
 from simpro_fast.utils.provenance import git_commit
-
-logger = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -87,70 +67,50 @@ class Trainer:
         write: bool = True,
         watchdog: Watchdog | None = None,
     ) -> None:
-        self.write = write
-        self._writes = write and ranks.is_main
+        self.write, self._writes = write, write and ranks.is_main
         self.watchdog = watchdog or Watchdog(config, ranks)
         self.run = RunDirectory(config.run_dir)
         self.commit = git_commit()  # now: the tree may change while the run goes on
         dataset = load_dataset(config.data)
         split = make_split(config.data, dataset, config.seed)
         self.setup = Setup(config, ranks, dataset, split)
-        self.split = split
-        """The split as it is now, with unlabeled images that the method has labeled."""
+        self.state = RunState(split)
         self._make_loader = make_loader
-        self.fingerprint = agreed_fingerprint(dataset, split, ranks)
-        found = find_state(config, self.run, self.fingerprint, ranks) if write else None
+        fingerprint = agreed_fingerprint(dataset, split, ranks)
+        found = find_state(config, self.run, fingerprint, ranks) if write else None
         self.algorithm = Step(self.setup, fresh=found is None)
-        pretrained = self.algorithm.pretrained
-        if pretrained is not None:
-            self.fingerprint["weights"] = pretrained.sha256
         self.step_graph = build_step_graph(config, ranks, self.algorithm.step)
         self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
-        self.meter = Meter(ranks.device, dataset.num_classes)
-        self.step = 0
-        """Steps trained."""
-        self.row: dict[str, Any] | None = None
-        """Metrics of a period that has ended and is not evaluated yet."""
-        self._saved_step: int | None = None
-        """Step of the newest checkpoint; None: there is none, or it could not be saved."""
-        self.history = History()
+        self.meter, self.stopwatch = Meter(ranks.device, dataset.num_classes), Stopwatch()
+        self.checkpoints = Checkpoints(
+            self.run, self.setup, self.algorithm, self.meter, fingerprint
+        )
+        checkpoint = None if found is None else self.checkpoints.resume(found, self.state)
         self.last_evaluation: Evaluation | None = None
-        self.stopwatch = Stopwatch()
         self._threshold_watch = ThresholdWatch(config.method.threshold)
-        self.loggers, checkpoint = Loggers(), None
-        if found is not None:
-            load = self.load_state_dict
-            checkpoint = load_state(found, load, config, self.fingerprint, ranks)
-            if self.run.owns(checkpoint):
-                self._saved_step = self.step
-                self._forget_row_that_is_written()
-        self._follow_split(self.split)
+        self._follow_split()
+        self.loggers = Loggers()
         if write:
             self.loggers = begin_run(
                 self.run,
                 config,
                 ranks,
-                {"alpha": self.setup.alpha, **self.fingerprint},
+                {"alpha": self.setup.alpha, **self.checkpoints.fingerprint},
                 split=split,
                 dataset=dataset,
-                pretrained=pretrained,
+                pretrained=self.algorithm.pretrained,
                 checkpoint=checkpoint,
                 step=self.step,
-                unfinished=self.row is not None,
+                unfinished=self.state.row is not None,
             )
         self.progress = build_progress(
             config.log.progress, config.train.steps, self.setup.views_per_step, main=ranks.is_main
         )
 
-    def _forget_row_that_is_written(self) -> None:
-        """A checkpoint is saved before the evaluation, which an earlier start may have finished."""
-        ranks = self.setup.ranks
-        mine = self.run.row_of(self.step) if ranks.is_main and self.row is not None else None
-        row = json.loads(ranks.gather_bytes(json.dumps(mine).encode())[0])
-        if row is not None:
-            self.row = None
-            if row.get("top1") is not None:
-                self.history.top1.append(row["top1"])
+    @property
+    def step(self) -> int:
+        """Steps trained."""
+        return self.state.step
 
     def train_step(self) -> None:
         """Draw the batch of this step and train on it; see `Step.step`."""
@@ -169,7 +129,7 @@ class Trainer:
             self.guard.watch(out.loss, step)
         algorithm.method.end_step(step)
         self.meter.add(out, batch.truth)
-        self.step = step + 1
+        self.state.step = step + 1
         if self.progress.due():
             self._show_progress(float(out.loss.detach()), float(out.mask_rate))
         self.stopwatch.stop()
@@ -184,23 +144,24 @@ class Trainer:
             UserError: a loss that is not finite, data or disk trouble. Checkpoints stay whole.
             Preempted: some rank was asked to stop; all ranks raise it after the same step.
         """
-        config, started, watchdog = self.setup.config, time.perf_counter(), self.watchdog
+        config, started, state = self.setup.config, time.perf_counter(), self.state
         self.announce()
         trace = self.run.path / "trace.json" if self._writes and config.train.profile else None
-        seconds_before = self.history.seconds
+        seconds_before = state.seconds
         self.progress.begin(self.step)
-        watchdog.begin(self.step)
-        with closing(self.progress), self._explained(), step_profiler(trace) as profiler:
-            if self.step and self._saved_step is None:
+        self.watchdog.begin(self.step)
+        explained = self.guard.explained(self.run, lambda s: self.loader.describe(s), self.write)
+        with closing(self.progress), explained, step_profiler(trace) as profiler:
+            if self.step and self.checkpoints.saved_step is None:
                 self.save()  # it goes on from another run's checkpoint
-            if self.row is not None:
+            if state.row is not None:
                 self._finish_period()
             while self.step < config.train.steps:
                 self.train_step()
-                watchdog.step_done(self.step)
+                self.watchdog.step_done(self.step)
                 if profiler is not None:
                     profiler.step()
-                self.history.seconds = seconds_before + time.perf_counter() - started
+                state.seconds = seconds_before + time.perf_counter() - started
                 last, stop = self.step == config.train.steps, self.guard.stop_agreed
                 if self.step % config.train.period == 0 or last:
                     self._end_period()
@@ -210,9 +171,9 @@ class Trainer:
                     self.save()
                 if stop:
                     raise self._preempted()
-                if self.row is not None:
+                if state.row is not None:
                     self._finish_period()
-            with watchdog.phase("finishing"):
+            with self.watchdog.phase("finishing"):
                 return self._finish()
 
     def announce(self) -> None:
@@ -230,28 +191,14 @@ class Trainer:
     def _end_period(self) -> None:
         """The M step (pi_u and phi), and the row of metrics but for its evaluation."""
         self.guard.settle()
-        setup, method = self.setup, self.algorithm.method
-        config, averages = setup.config, self.meter.finish(setup.ranks)
-        if self.step % config.train.period == 0:
+        method, config, step = self.algorithm.method, self.setup.config, self.step
+        averages = self.meter.finish(self.setup.ranks)
+        if step % config.train.period == 0:
             method.end_period()
-        period = -(-self.step // config.train.period)
-        first = (period - 1) * config.train.period
-        self.row = {
-            "step": self.step,
-            "period": period,
-            "lr": learning_rate(config.optim, *rate_course(config, method, self.step - 1)),
-            **averages,
-            "labeled_draws": self.labeled_draws.counts(first, self.step),
-            "pi_u": method.normalised_pi_u().tolist(),
-            "phi": method.phi.tolist(),
-            "kl_pi_u": kl_of_estimate(method, setup.split),
-            "top1": None,
-            "top1_class_mean": None,
-            "per_class": None,
-            "images_per_second": self.stopwatch.views_per_second(setup.views_per_step),
-            "data_wait_fraction": self.stopwatch.wait_fraction(),
-            "peak_memory_mib": peak_memory_mib(setup.ranks.device),
-        }
+        lr = learning_rate(config.optim, *rate_course(config, method, step - 1))
+        begun = (step - 1) // config.train.period * config.train.period
+        draws = self.labeled_draws.counts(begun, step)
+        self.state.row = period_row(self.setup, method, step, lr, draws, self.stopwatch) | averages
         self.stopwatch = Stopwatch()
         self._threshold_watch.period(averages["mask_rate"])
 
@@ -261,17 +208,17 @@ class Trainer:
         Raises:
             Preempted: some rank was asked to stop; the checkpoint holds the row as it was.
         """
-        assert self.row is not None
-        config, row = self.setup.config, self.row
+        assert self.state.row is not None
+        config, row = self.setup.config, self.state.row
         last = self.step == config.train.steps
         if last or self.step % (config.train.period * config.evaluate.every) == 0:
             with self.watchdog.phase("evaluation"):
                 self.last_evaluation = found = self.evaluate(temperature=last)
             if found is not None:
-                self.history.top1.append(found.top1)
+                self.state.top1.append(found.top1)
                 measured = {"top1": found.top1, "top1_class_mean": found.top1_class_mean}
                 row = {**row, **measured, "per_class": found.per_class}
-        self.row = None
+        self.state.row = None
         self._show_progress(row["loss"] or 0.0, row["mask_rate"] or 0.0)
         if self._writes:
             self.run.append_metrics(row, config.checkpoint.on_error)
@@ -287,13 +234,13 @@ class Trainer:
             raise self._preempted()
 
     def _preempted(self) -> Preempted:
-        if self._saved_step != self.step:
+        if self.checkpoints.saved_step != self.step:
             self.save()
-        saved = self.step if self._saved_step == self.step else None
+        saved = self.step if self.checkpoints.saved_step == self.step else None
         return Preempted(saved, agreed=True)
 
     def _show_progress(self, loss: float, mask_rate: float) -> None:
-        top1 = self.history.top1[-1] if self.history.top1 else None
+        top1 = self.state.top1[-1] if self.state.top1 else None
         kl_pi_u = kl_of_estimate(self.algorithm.method, self.setup.split)
         self.progress.show(self.step, loss, mask_rate, kl_pi_u, top1)
 
@@ -311,132 +258,65 @@ class Trainer:
 
     def _begin_phase(self) -> None:
         """Before the first step of a new phase: what the method does there, and asks for."""
-        method = self.algorithm.method
+        method, split = self.algorithm.method, self.state.split
         phase = method.phase_at(self.step // self.setup.config.train.period)
         if phase == method.phase:
             return
-        if self._saved_step != self.step:
+        if self.checkpoints.saved_step != self.step:
             self.save()  # what follows may look at every image, and can be stopped
         with self.watchdog.phase("a new phase of the method"):
             self.guard.settle()
             look = self._look_for_a_stop
-            split = begin_phase(self.algorithm, self.setup, self.split, phase, self.step, look)
-            if split is not self.split:
+            self.state.split = begin_phase(
+                self.algorithm, self.setup, split, phase, self.step, look
+            )
+            if self.state.split is not split:
                 self.loader.close()
-                self._follow_split(split)
+                self._follow_split()
         if self.step_graph is not None:
             self.step_graph.forget()
 
-    def _follow_split(self, split: Split) -> None:
-        """Draw from this split from here on."""
-        config, dataset = self.setup.config, self.setup.dataset
-        self.split = split
+    def _follow_split(self) -> None:
+        """Draw from the split as it is now."""
+        config, dataset, split = self.setup.config, self.setup.dataset, self.state.split
         self.loader = build_run_loader(
             self.setup, split, start_step=self.step, make_loader=self._make_loader
         )
         targets = split.targets(dataset)
         self.labeled_draws = LabeledDraws(config.data, targets, dataset.num_classes, config.seed)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that training depends on, equal on all ranks; see `training.state`.
-
-        Every rank calls it, since rank-local state is gathered.
-        """
-        counts = rank_counts(self.algorithm, self.meter)
-        return {
-            "step": self.step,
-            "tensors": run_tensors(self.algorithm, self.history, self.split),
-            "per_rank": gather_counts(counts, self.setup.ranks),
-            "row": self.row or {},
-            "config": self.setup.config.model_dump(mode="json"),
-            "fingerprint": self.fingerprint,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` gave, whatever the number of ranks was then.
-
-        Raises:
-            UserError: a weight is not finite, or it is of another network; other misfits raise
-                what `load_run_tensors` raises.
-        """
-        self.split = load_run_tensors(state["tensors"], self.algorithm, self.setup.split)
-        counts = rank_counts(self.algorithm, self.meter)
-        scatter_counts(state["per_rank"], counts, self.setup.ranks)
-        self.fingerprint = {**state["fingerprint"], **self.fingerprint}
-        self.step = state["step"]
-        self.history, self.row = load_history(state["tensors"]), state["row"] or None
-
     def save(self) -> None:
-        """Checkpoint of this step. Every rank calls it, since rank-local state is gathered.
-
-        With `checkpoint.on_error=continue` a disk that refuses it is a warning.
-
-        Raises:
-            UserError: the weights are not finite, or the disk is full; nothing is overwritten.
-        """
+        """Checkpoint of this step, see `Checkpoints.save`; every rank calls it."""
         if not self.write:
             return
         with self.watchdog.phase("saving"):
             self.guard.settle()
-            state, setup = self.state_dict(), self.setup
-            refuse_non_finite(state["tensors"], self.step)
-            folder = self.run.checkpoints
-            saved = save_on_main(folder, state, setup.config.checkpoint, setup.ranks)
-            self._saved_step = self.step if saved else None
+            self.checkpoints.save(self.state)
 
     def _finish(self) -> dict[str, Any]:
-        """Summary of the trained run; on rank 0 also its files and the table on the terminal.
-
-        Raises:
-            UserError: the last checkpoint could not be saved, or one of the files.
-            PeerError: likewise, on the other ranks.
-        """
+        """The last work of the run, see `finish_run`."""
         setup, ranks = self.setup, self.setup.ranks
         counts = torch.tensor([float(getattr(self.loader, "replaced", 0)), repeated.count])
         replaced, tried_again = ranks.sum(counts.double().to(ranks.device)).tolist()
         evaluation = self.last_evaluation or self.evaluate(temperature=True)
-        joined = self.split.pseudo_labeled
-        since = 0 if joined is None else joined.since
+        joined = self.state.split.pseudo_labeled
         trained = TrainedRun(
             setup=setup,
             algorithm=self.algorithm,
-            step=self.step,
-            history=self.history,
+            state=self.state,
             evaluation=evaluation,
             heap=estimate_shares(
                 self.algorithm.network(), setup, evaluation, between=self._look_for_a_stop
             ),
-            labeled_draws=self.labeled_draws.counts(since, self.step),
+            labeled_draws=self.labeled_draws.counts(joined.since if joined else 0, self.step),
             images_replaced=int(replaced),
             reads_repeated=int(tried_again),
             commit=self.commit,
         )
-        summary = summarise(trained)
-        finished = self._saved_step == self.step or not self.write
-        if self._writes:
-            views = None
-            if setup.config.log.figures:
-                batch, draws = self.loader.next(self.step), self.loader.describe(self.step)
-                views = views_figure(batch, draws, setup.layout, setup.dataset)
-            figures = write_results(self.run, trained, summary, views, finished=finished)
-            self.loggers.figures(figures, self.step)
-            self.loggers.close(self.step, finished=finished)
-        # No barrier: what rank 0 writes may take longer than the others may wait in a collective.
-        if not finished:
-            raise unsaved_end(self.step, main=ranks.is_main)
-        return summary
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """A loss that is not finite, with what is needed to replay the step and to go on."""
-        try:
-            yield
-        except NonFiniteLossError as error:
-            step = error.step
-            name = f"not_finite_step{step}_rank{self.setup.ranks.rank}.json"
-            path = self.run.path / name if self.write else None
-            hint = self.run.describe_bad_step(path, lambda: self.loader.describe(step))
-            raise NonFiniteLossError(step, hint) from None
+        saved = self.checkpoints.saved_step == self.step or not self.write
+        return finish_run(
+            self.run, trained, self.loader, self.loggers, saved=saved, write=self._writes
+        )
 
     def close(self) -> None:
         """Free the pipeline; harmless when repeated."""

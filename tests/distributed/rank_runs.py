@@ -15,7 +15,7 @@ from simpro_fast.config import Config, parse_config
 from simpro_fast.data.batch import Batch, Loader
 from simpro_fast.data.loader import build_loader
 from simpro_fast.distributed.process_group import Ranks, start_ranks
-from simpro_fast.training.results import kl_of_estimate
+from simpro_fast.training.metrics import kl_of_estimate
 from simpro_fast.training.trainer import Trainer
 from tests.distributed.gloo_ranks import run_ranks
 from tests.equality import by_part
@@ -86,7 +86,7 @@ def train(
         known = kl_of_estimate(method, trainer.setup.split)
         kl.append(math.nan if known is None else known)
     trainer.save()
-    state = by_part(trainer.state_dict())
+    state = by_part(trainer.checkpoints.state_dict(trainer.state))
     trainer.close()
     shared = [*state["model"].values(), *state["average"].values(), *priors]
     checksum = 0

@@ -136,7 +136,7 @@ def test_a_read_only_disk_does_not_hide_a_bad_loss(tiny: MakeConfig, disk: Disk)
     trainer = Trainer(config, start_ranks(config))
     disk.protect()
     lost = pytest.raises(NonFiniteLossError, match=r"step 3 .*draws are lost: .*Read-only")
-    with lost, trainer._explained():
+    with lost, trainer.guard.explained(trainer.run, trainer.loader.describe, True):
         raise NonFiniteLossError(3)
     trainer.close()
 

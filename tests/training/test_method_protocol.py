@@ -103,7 +103,7 @@ def test_phases_start_anew_with_more_labeled_images(tiny: MakeConfig) -> None:
             assert_bit_equal(dict(student.state_dict()), {**fresh, **learned})
             assert_bit_equal(dict(trainer.algorithm.average.state_dict()), {**fresh, **learned})
         trainer.train_step()
-    split, joined = trainer.split, trainer.split.pseudo_labeled
+    split, joined = trainer.state.split, trainer.state.split.pseudo_labeled
     assert len(split.labeled) == own + 4 and len(before.labeled) == own
     assert joined is not None and joined.since == 10
     assert split.labeled[own:].tolist() == before.unlabeled[joined.positions].tolist()
@@ -124,9 +124,9 @@ def test_pseudo_labels_are_what_is_learned_from(tiny: MakeConfig) -> None:
     trainer = Trainer(config, start_ranks(config), write=False)
     positions, before = np.array([5, 9]), trainer.setup.split
     trainer.loader.close()
-    trainer._follow_split(
-        before.with_pseudo_labeled(PseudoLabeled(positions, np.array([9, 9]), since=0))
-    )
+    joined = PseudoLabeled(positions, np.array([9, 9]), since=0)
+    trainer.state.split = before.with_pseudo_labeled(joined)
+    trainer._follow_split()
     loader, own, found = trainer.loader, len(before.labeled), 0
     for step in range(6):
         batch = loader.next(step)

@@ -160,7 +160,7 @@ def test_a_run_from_another_runs_checkpoint_has_checkpoints_of_its_own(tiny: Mak
     stopped = tiny({"name": "stopped", "checkpoint.resume": source, "train.steps": 20})
     trainer = Trainer(stopped, start_ranks(stopped))
     trainer.guard.asked_to_stop = lambda: True  # type: ignore[method-assign]
-    trainer.row = {"step": 12}  # its evaluation is the first work
+    trainer.state.row = {"step": 12}  # its evaluation is the first work
     with pytest.raises(Preempted) as stop:
         trainer._look_for_a_stop()
     trainer.close()
@@ -176,9 +176,9 @@ def test_counts_are_stored_once_and_come_back(tiny: MakeConfig) -> None:
     first, second = (Trainer(config, start_ranks(config), write=False) for _ in range(2))
     for _ in range(3):
         first.train_step()
-    state = first.state_dict()
+    state = first.checkpoints.state_dict(first.state)
     assert sorted(by_part(state)["method"]) == ["phi", "pi_u"]
-    second.load_state_dict(state)
+    second.checkpoints.load_state_dict(state, second.state)
     method = first.algorithm.method
     for name, value in method.state_dict().items():
         assert torch.equal(second.algorithm.method.state_dict()[name], value), name
@@ -208,7 +208,7 @@ def test_spoiled_weights_are_never_saved(tiny: MakeConfig) -> None:
     trainer.save()
     with torch.no_grad():
         next(trainer.algorithm.student.parameters()).fill_(torch.inf)
-    trainer.step += 1
+    trainer.state.step += 1
     with pytest.raises(UserError, match=r"not finite; nothing was saved"):
         trainer.save()
     trainer.close()

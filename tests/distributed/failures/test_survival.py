@@ -45,7 +45,7 @@ def _resumed(rank: int, world_size: int, tree: dict[str, Any]) -> dict[str, Any]
     """What a run has after its start, and its next batch."""
     config = parse_config(tree)
     trainer = Trainer(config, start(config, rank, world_size))
-    state = {"step": trainer.step, **by_part(trainer.state_dict())}
+    state = {"step": trainer.step, **by_part(trainer.checkpoints.state_dict(trainer.state))}
     views = trainer.loader.next(trainer.step).views
     trainer.close()
     return {"views": _digests(views), **state}
