@@ -34,14 +34,14 @@ EXTRAS = {
     "heif": ["pillow-heif>=0.20"],  # prepare --pack reads the HEIC photos of iPhones
     "wandb": ["wandb>=0.18"],  # log.wandb: numbers and figures on Weights & Biases
     "mlflow": ["mlflow-skinny>=3"],  # log.mlflow: the same on MLflow; the client, without a server
-    "torchvision": ["torchvision>=0.21"],  # its classifiers as model.name: torchvision/<name>
+    "timm": ["timm>=1.0"],  # its networks as model.name: timm/<name>; brings torchvision
 }
 EXTRAS["dev"] = (
     EXTRAS["report"]
     + EXTRAS["export"]
     + EXTRAS["parquet"]
     + EXTRAS["heif"]
-    + EXTRAS["torchvision"]
+    + EXTRAS["timm"]
     + EXTRAS["wandb"]
     + EXTRAS["mlflow"]
     + [

@@ -9,6 +9,7 @@ from pydantic import Field, Strict, model_validator
 from simpro_fast.config.section import NOTHING, ROUNDING, FilePath, FilePaths, Section
 
 Range = Annotated[tuple[float, float], Strict(False)]
+Statistics = Annotated[tuple[float, float, float], Strict(False)]
 Distribution = Literal["consistent", "uniform", "reversed", "middle", "head_tail", "random"]
 
 
@@ -24,6 +25,10 @@ class DataConfig(Section):
     """Folder for copies that are made once (STL-10, small ImageNet); None: beside the files."""
     image_size: int | None = Field(None, gt=0, le=4096)
     """Side in pixels; None: the set's own."""
+    mean: Statistics | None = None
+    std: Statistics | None = None
+    """Of each channel, on the scale 0 .. 1; both or none. None: what `model.weights` expect where
+    that is known (timm's networks), else the set's own."""
     labeled_max: int = Field(500, gt=0)
     """Labeled images of the most frequent class (N1)."""
     unlabeled_max: int = Field(4000, gt=0)
@@ -109,6 +114,14 @@ class DataConfig(Section):
     """The same for strong views."""
     crop_ratio: Range = (3 / 4, 4 / 3)
     """Width over height of both crops, log-uniform between the two."""
+
+    @model_validator(mode="after")
+    def _check_statistics(self) -> DataConfig:
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("mean and std go together; set both, or none")
+        if self.std is not None and min(self.std) <= 0:
+            raise ValueError(f"std={self.std} must be positive")
+        return self
 
     @model_validator(mode="after")
     def _check_images(self) -> DataConfig:

@@ -28,16 +28,19 @@ class ModelConfig(Section):
     """The network."""
 
     name: str = "wrn_28_2"
-    """small_cnn, wrn_<depth>_<width>, resnet50, resnet50_3x3, torchvision/<name>, or your own:
+    """small_cnn, wrn_<depth>_<width>, resnet50, resnet50_3x3, timm/<name>, or your own:
     package.module.function (docs/own_code.md)."""
     weights: FilePath | None = Field(None, **NOTHING)
-    """File to start from: safetensors or a torch state dict; a head of another shape is left out.
-    A run that goes on from a checkpoint does not need it; if it is there it must be the same."""
+    """File to start from: safetensors or a torch state dict, or hf-hub:ORG/NAME in the local cache
+    of the Hugging Face hub; a head of another shape is left out. A run that goes on from a
+    checkpoint does not need it; if it is there it must be the same."""
+    download: bool = Field(False, **NOTHING)
+    """Fetch hf-hub:ORG/NAME where the local cache has not got it."""
     activation: Literal["leaky_relu", "relu", "silu"] | None = None
     """None: the net's own, as published: leaky_relu (0.1) in Wide ResNets, relu in ResNet-50s."""
     norm_impl: Literal["auto", "eager", "triton"] = Field("auto", **ROUNDING)
     """Batch norm with activation as one Triton kernel each way, or as its eager reference; auto:
-    the kernel on CUDA. torchvision's networks keep torch's own batch norm."""
+    the kernel on CUDA. timm's networks keep their own."""
     bn_momentum: float | None = Field(None, gt=0, le=1)
     """Batch-norm momentum, the weight of the new batch as in PyTorch; None: the net's own."""
     skip_quirk: bool = True
@@ -50,8 +53,8 @@ class OptimConfig(Section):
     name: Literal["sgd", "adamw"] = "sgd"
     lr: float = Field(0.03, gt=0, le=1e6)
     backbone_lr_scale: float = Field(1.0, ge=0, le=1000)
-    """All weights but the head's learn at lr times this. 0 freezes them; batch norm then still
-    normalises by the batch and its running statistics follow the data."""
+    """All weights but the head's learn at lr times this. 0 freezes them, batch norm's running
+    statistics included."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """SGD momentum; beta1 of AdamW."""
     nesterov: bool = True

@@ -18,6 +18,7 @@ from simpro_fast.models.head import (
     head_tensors,
     plain_copy,
 )
+from simpro_fast.models.hub import weights_file, weights_statistics
 from simpro_fast.models.pretrained import PretrainedReport, load_pretrained, weights_sha256
 
 __all__ = [
@@ -40,5 +41,7 @@ __all__ = [
     "needs_import",
     "plain_copy",
     "register_model",
+    "weights_file",
     "weights_sha256",
+    "weights_statistics",
 ]

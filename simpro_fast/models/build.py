@@ -16,7 +16,7 @@ from simpro_fast.config.schema import ModelConfig
 from simpro_fast.models import resnet, small_cnn, wideresnet
 from simpro_fast.models.head import give_heads
 from simpro_fast.models.layers import Activation, MakeNorm, NormAct
-from simpro_fast.models.torchvision_nets import PREFIX, build_torchvision, torchvision_names
+from simpro_fast.models.timm_nets import PREFIX, build_timm, timm_names
 from simpro_fast.utils.dotted_path import import_function, is_dotted
 from simpro_fast.utils.errors import ConfigError, UserError
 
@@ -28,7 +28,7 @@ _WIDE = re.compile(r"wrn_(\d+)_(\d+)")
 
 def list_models() -> tuple[str, ...]:
     """Names for `model.name`; any `wrn_<depth>_<width>` with depth = 6 n + 4 works as well, and
-    `torchvision/<name>` of any classifier there (`torchvision_names`).
+    `timm/<name>` of any network of timm (`timm_names`).
 
     `resnet50_3x3` has a 3x3 stem of stride 1 and no max-pool (32 and 64 px), `resnet50` the 7x7
     stem with max-pool of ImageNet.
@@ -79,7 +79,7 @@ def build_model(
     Args:
         model: name, activation (None: leaky_relu in Wide ResNets and the small network, relu in
             ResNet-50), batch-norm momentum (None: 0.001 in Wide ResNets as published, 0.1 or
-            torchvision's own in the others), the Wide ResNet quirk and the implementation of batch
+            timm's own in the others), the Wide ResNet quirk and the implementation of batch
             norm with activation.
         num_classes: K.
         image_size: side in pixels; the networks take any from 8 up.
@@ -92,7 +92,7 @@ def build_model(
     Raises:
         ConfigError: unknown name, impossible depth, images that the network cannot take, or an
             activation for a network that has its own.
-        UserError: torchvision is needed and not installed.
+        UserError: timm is needed and not installed.
     """
     if image_size < MIN_IMAGE_SIZE:
         raise ConfigError(
@@ -134,7 +134,7 @@ def _construct(model: ModelConfig, num_classes: int, image_size: int) -> nn.Modu
             )
         if own is not None:
             return _build_own(own, f"model.name={model.name}", num_classes, image_size)
-        return build_torchvision(model.name, num_classes, image_size)
+        return build_timm(model.name, num_classes, image_size)
     if model.name in ("resnet50_3x3", "resnet50"):
         norm = _norm(model, "relu", resnet.BN_MOMENTUM)
         return resnet.ResNet50(num_classes, norm, small_stem=model.name == "resnet50_3x3")
@@ -148,7 +148,7 @@ def _construct(model: ModelConfig, num_classes: int, image_size: int) -> nn.Modu
         raise ConfigError(
             f"model.name={model.name!r} is unknown; {hint}"
             f"Valid: {', '.join((*list_models(), *_REGISTERED))}, any wrn_<depth>_<width>, "
-            "torchvision/<name>, or package.module.function for a network of your own (a name of "
+            "timm/<name>, or package.module.function for a network of your own (a name of "
             "register_model holds in the process that registered it)"
         )
     depth, width = int(wide[1]), int(wide[2])
@@ -197,10 +197,10 @@ def _norm(model: ModelConfig, activation: Activation, momentum: float) -> MakeNo
 
 
 def _nearest(name: str) -> str | None:
-    """A network of that name at torchvision (`resnet18`, `timm/resnet18`), else one spelt alike."""
+    """A network of that name at timm (`resnet18`, `torchvision/resnet18`), else one spelt alike."""
     short = name.rpartition("/")[2]
     try:
-        if short in torchvision_names():
+        if short in timm_names():
             return PREFIX + short
     except UserError:  # not installed, and not what is wrong here
         pass

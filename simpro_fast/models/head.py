@@ -14,10 +14,12 @@ from simpro_fast.utils.errors import ConfigError, UserError
 def head_of(model: nn.Module) -> nn.Module:
     """The layer that gives the logits; everything else is the backbone.
 
-    It is the last module, in the order of registration, that owns parameters: true of this
-    package's networks and of every classifier of torchvision, whatever they call it (`fc`, `head`,
-    `classifier.1`, `heads.head`).
+    timm's networks name it; of others it is the last module, in the order of registration, that
+    owns parameters, which is true of this package's networks.
     """
+    if hasattr(model, "get_classifier"):
+        named: nn.Module = model.get_classifier()  # type: ignore[operator]
+        return named
     layers = (m for m in model.modules() if not isinstance(m, MethodParameters))
     return [m for m in layers if any(True for _ in m.parameters(recurse=False))][-1]
 
@@ -55,6 +57,22 @@ def outside_backbone(network: nn.Module) -> list[nn.Parameter]:
     """Parameters of the head, and of the method where it has some."""
     parts = [head_of(network), *(m for m in network.children() if isinstance(m, MethodParameters))]
     return [parameter for part in parts for parameter in part.parameters()]
+
+
+def freeze_backbone(network: nn.Module) -> None:
+    """Let only the head and the method's own parameters learn.
+
+    The backbone asks for no gradient, so that backward ends at the head, and stays in evaluation
+    mode: its batch norms normalise by their running statistics, which stay as they are.
+    """
+    learning = outside_backbone(network)
+    network.requires_grad_(False)
+    for parameter in learning:
+        parameter.requires_grad_(True)
+    head = head_of(network)
+    for module in network.modules():
+        if not any(part is head for part in module.modules()):
+            module.eval()
 
 
 Output = Tensor | tuple[Tensor, Tensor]

@@ -23,6 +23,7 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from simpro_fast.models.head import head_of
+from simpro_fast.models.timm_nets import converted
 from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.regular_file import read_regular
 
@@ -68,8 +69,9 @@ def load_pretrained(network: nn.Module, path: Path) -> PretrainedReport:
 
     A state dict may lie under one of `_WRAPPERS`. Wrappers prepend to names (`module.`,
     `module.encoder_q.`, `backbone.`): the one prefix under which most of the network's names are
-    found is taken off. The head is left out as a whole when one of its tensors has another shape;
-    no other tensor may. Half precision is widened.
+    found is taken off. Of timm's networks the original authors' names are known as well, and
+    position embeddings are resampled. The head is left out as a whole when one of its tensors has
+    another shape; no other tensor may. Half precision is widened.
 
     Raises:
         UserError: the file is missing, damaged, or more than tensors and plain values; a tensor
@@ -82,6 +84,13 @@ def load_pretrained(network: nn.Module, path: Path) -> PretrainedReport:
     prefix = _common_prefix(given, own)
     others += [name for name in given if not name.startswith(prefix)]
     given = {k.removeprefix(prefix): v for k, v in given.items() if k.startswith(prefix)}
+    try:
+        given = dict(converted(network, given))
+    except (LookupError, RuntimeError, ValueError) as error:
+        raise UserError(
+            f"model.weights={path} does not fit this network ({' '.join(str(error).split())[:150]})"
+            "; set the model.name that the file was made with"
+        ) from None
     head = {id(parameter) for parameter in head_of(network).parameters()}
     head_names = tuple(name for name, tensor in own.items() if id(tensor) in head)
     dropped: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from simpro_fast.config import Config
+from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.models import PretrainedReport
@@ -42,6 +43,8 @@ def announce(
     views_per_step: int,
     alpha: float,
     pretrained: PretrainedReport | None,
+    dataset: ArrayDataset,
+    normalised_by: str,
 ) -> None:
     """Device, ranks, batches and split, on rank 0."""
     if not ranks.is_main:
@@ -74,6 +77,8 @@ def announce(
     logger.info("labeled   N=%d per class %s", len(split.labeled), list(split.labeled_counts))
     logger.info("unlabeled M=%d per class %s (%s in it)", len(split.unlabeled), truth, overlap)
     logger.info("test      %d images; split %s", len(split.test), split.hash()[:12])
+    mean, std = (tuple(round(v, 4) for v in values) for values in (dataset.mean, dataset.std))
+    logger.info("images    normalised by mean %s, std %s: %s", mean, std, normalised_by)
     if pretrained is not None:
         logger.info("weights   %s: %s", pretrained.file, pretrained)
     if not len(split.test):

@@ -16,7 +16,7 @@ from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.failure_notes import is_lost_connection
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.models import weights_sha256
+from simpro_fast.models import weights_file, weights_sha256
 from simpro_fast.run.checkpoint import check_parts, find_checkpoint, newest_whole, step_of
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.utils.errors import ConfigError, UserError
@@ -241,11 +241,14 @@ def _check_weights(path: Path, saved: str | None, config: Config) -> None:
     Raises:
         UserError: it is another file now.
     """
-    file = config.model.weights
-    if saved is None or file is None:
+    if saved is None or config.model.weights is None:
         return
-    if not file.exists():
-        logger.info("%s is gone; the weights are in %s", file, path)
+    try:
+        file = weights_file(config.model)
+    except UserError:
+        file = None
+    if file is None or not file.exists():
+        logger.info("%s is gone; the weights are in %s", config.model.weights, path)
     elif (digest := weights_sha256(file)) != saved:
         raise UserError(
             f"{path} started from other weights than model.weights={file} has now "

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import nn
@@ -23,6 +24,8 @@ from simpro_fast.models import (
     convert_sync_batch_norm,
     head_of,
     load_pretrained,
+    weights_file,
+    weights_statistics,
 )
 from simpro_fast.training.engine.base import Engine, views_dtype, weight_dtype
 from simpro_fast.training.engine.compile import compile_method, require_compiler
@@ -40,6 +43,8 @@ class Setup:
     dataset: ArrayDataset
     split: Split
     """As the configuration makes it; a method may label unlabeled images later, see `Trainer`."""
+    normalised_by: str = "the data set's own"
+    """Whose mean and standard deviation `dataset` has, in words."""
 
     @cached_property
     def needs(self) -> Needs:
@@ -86,6 +91,22 @@ class Setup:
         return resolve_alpha(self.config.method, *sizes, data.batch_size, data.mu)
 
 
+def normalised(dataset: ArrayDataset, config: Config) -> tuple[ArrayDataset, str]:
+    """The data set with the mean and standard deviation to train with, and whose they are.
+
+    `data.mean` and `data.std`, else what `model.weights` expect, else the set's own.
+    """
+    data, model = config.data, config.model
+    if data.mean is not None and data.std is not None:
+        return replace(dataset, mean=data.mean, std=data.std), "data.mean, data.std"
+    found = weights_statistics(model)
+    if found is None:
+        unknown = " (what model.weights expect is not known)" if model.weights else ""
+        return dataset, f"the data set's own{unknown}"
+    mean, std = (cast(tuple[float, float, float], values) for values in found)
+    return replace(dataset, mean=mean, std=std), f"those of the weights of {model.name}"
+
+
 def build_student(setup: Setup, *, fresh: bool) -> tuple[nn.Module, PretrainedReport | None]:
     """The network on the ranks' device, equal on all of them, and what `model.weights` filled.
 
@@ -103,8 +124,8 @@ def build_student(setup: Setup, *, fresh: bool) -> tuple[nn.Module, PretrainedRe
         with_features=bool(needs.features or needs.teacher or needs.head),
     )
     pretrained: PretrainedReport | None = None
-    if fresh and config.model.weights is not None:
-        pretrained = load_pretrained(model, config.model.weights)
+    if fresh and (file := weights_file(config.model)) is not None:
+        pretrained = load_pretrained(model, file)
         ranks.agree_on({"file of model.weights": pretrained.sha256[:12]})
     model = model.to(ranks.device, weight_dtype(config))
     if ranks.world_size > 1 and config.distributed.sync_bn is True:

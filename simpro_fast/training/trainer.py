@@ -38,7 +38,7 @@ from simpro_fast.training.notebook_table import build_progress
 from simpro_fast.training.phases import begin_phase, rate_course
 from simpro_fast.training.results import TrainedRun, finish_run
 from simpro_fast.training.resume import agreed_fingerprint, find_state
-from simpro_fast.training.setup import Setup, build_run_loader
+from simpro_fast.training.setup import Setup, build_run_loader, normalised
 from simpro_fast.training.state import RunState
 from simpro_fast.training.step import Step, with_uniforms
 from simpro_fast.training.step_graph import build_step_graph
@@ -71,9 +71,9 @@ class Trainer:
         self.watchdog = watchdog or Watchdog(config, ranks)
         self.run = RunDirectory(config.run_dir)
         self.commit = git_commit()  # now: the tree may change while the run goes on
-        dataset = load_dataset(config.data)
+        dataset, normalised_by = normalised(load_dataset(config.data), config)
         split = make_split(config.data, dataset, config.seed)
-        self.setup = Setup(config, ranks, dataset, split)
+        self.setup = Setup(config, ranks, dataset, split, normalised_by)
         self.state = RunState(split)
         self._make_loader = make_loader
         fingerprint = agreed_fingerprint(dataset, split, ranks)
@@ -186,6 +186,8 @@ class Trainer:
             views_per_step=setup.views_per_step,
             alpha=setup.alpha,
             pretrained=self.algorithm.pretrained,
+            dataset=setup.dataset,
+            normalised_by=setup.normalised_by,
         )
 
     def _end_period(self) -> None:

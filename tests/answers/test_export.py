@@ -65,7 +65,7 @@ def used_model(network: ModelConfig, size: int) -> TrainedModel:
         ("small_cnn", 16, "silu"),
         ("wrn_10_2", 32, None),
         ("resnet50_3x3", 32, None),
-        ("torchvision/resnet18", 64, None),
+        ("timm/resnet18", 64, None),
     ],
 )
 def test_onnx_computes_the_same_for_any_number_of_images(

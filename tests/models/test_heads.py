@@ -14,7 +14,7 @@ from simpro_fast.models import BranchPool, MultiHead, build_model, head_of, plai
 from simpro_fast.training.engine.optim import param_groups
 from simpro_fast.utils.errors import ConfigError
 
-NETS = ("small_cnn", "wrn_10_1", "resnet50_3x3", "torchvision/resnet18")
+NETS = ("small_cnn", "wrn_10_1", "resnet50_3x3", "timm/resnet18")
 
 
 def build(name: str = "small_cnn", **asked: Any) -> nn.Module:
@@ -113,8 +113,8 @@ def test_all_heads_learn_at_the_heads_rate() -> None:
 @pytest.mark.parametrize(
     ("name", "asked", "expected"),
     [
-        ("torchvision/squeezenet1_0", {"heads": 2}, "not a linear layer"),
-        ("torchvision/resnet18", {"branches": 2}, "before the pool"),
+        ("timm/dla34", {"heads": 2}, "one linear layer"),
+        ("timm/resnet18", {"branches": 2}, "before the pool"),
     ],
 )
 def test_networks_that_cannot(name: str, asked: dict[str, Any], expected: str) -> None:

@@ -153,7 +153,7 @@ def test_fused_layers_are_batch_norm_sum_and_activation(name, activation):
     ("name", "expected"),
     [
         ("smal_cnn", "did you mean 'small_cnn'"),
-        ("timm/resnet18", "did you mean 'torchvision/resnet18'"),
+        ("torchvision/resnet18", "did you mean 'timm/resnet18'"),
         ("hal9000", "is unknown; Valid: small_cnn"),
         ("wrn_27_2", "nearest is wrn_22_2"),
         ("wrn_4_2", "nearest is wrn_10_2"),

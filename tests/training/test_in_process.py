@@ -149,7 +149,7 @@ def test_names_registered_in_this_process(own: Any, tree: dict[str, Any]) -> Non
     for register, name in (
         (simpro_fast.register_dataset, "digits"),
         (simpro_fast.register_model, "wrn_16_4"),
-        (simpro_fast.register_model, "torchvision/mine"),
+        (simpro_fast.register_model, "timm/mine"),
     ):
         with pytest.raises(ValueError, match="is a shipped"):
             register(name, own.build_net)

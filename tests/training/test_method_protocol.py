@@ -226,7 +226,7 @@ def test_needs_that_a_mode_cannot_meet_are_one_line(tiny: MakeConfig) -> None:
     config = tiny({"method.name": GREEDY, **confident})
     with pytest.raises(ConfigError, match=r"Greedy looks at; set train\.strong_forward=all"):
         Trainer(config, start_ranks(config), write=False)
-    config = tiny({"method.name": GREEDY, "model.name": "torchvision/resnet18"})
+    config = tiny({"method.name": GREEDY, "model.name": "timm/resnet18"})
     with pytest.raises(ConfigError, match=r"batch norms before the pool, which works in"):
         Trainer(config, start_ranks(config), write=False)
 
