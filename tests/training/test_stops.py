@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+from torch import nn
 
+from simpro_fast.answers.evaluation import network_logits
 from simpro_fast.config import Config, parse_config
 from simpro_fast.distributed.stop_requests import Preempted
 from simpro_fast.run.checkpoint import list_checkpoints
+from simpro_fast.run.directory import RunDirectory
 from simpro_fast.training.trainer import Trainer
 from tests.distributed.outcomes import outcome
 from tests.distributed.rank_runs import dump, on_ranks, start
@@ -97,3 +101,46 @@ def test_an_agreed_stop_is_obeyed_before_the_evaluation(tiny: MakeConfig) -> Non
     again.fit()
     again.close()
     assert [row["step"] for row in outcome(config).metrics] == [5, 10, 12]
+
+
+def test_ranks_with_unequal_shares_look_for_a_stop_equally_often() -> None:
+    """Each look is a collective: one look more on one rank would wait for ever."""
+    images, looks = np.zeros((33, 2, 2, 3), np.uint8), [0, 0]
+
+    def look(rank: int) -> None:
+        looks[rank] += 1
+
+    for rank in range(2):
+        shares = network_logits(
+            nn.Flatten(),
+            images,
+            mean=(0.5,) * 3,
+            std=(0.5,) * 3,
+            device="cpu",
+            batch_size=16,
+            rank=rank,
+            world_size=2,
+            between=lambda rank=rank: look(rank),  # type: ignore[misc]
+        )
+        assert sum(len(logits) for _, logits in shares) == 16 + rank
+    assert looks == [2, 2]
+
+
+def test_a_kill_right_after_a_row_of_metrics_does_not_write_it_twice(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unbroken, broken = (tiny({"name": n, "checkpoint.every": 5}) for n in ("whole", "killed"))
+    on_ranks(1, run_with_stop, dump(unbroken), None)
+    append = RunDirectory.append_metrics
+
+    def killed(run: RunDirectory, row: dict[str, Any], on_error: str) -> None:
+        append(run, row, on_error)
+        if row["step"] == 10:
+            raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "append_metrics", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            on_ranks(1, run_with_stop, dump(broken), None)
+    on_ranks(1, run_with_stop, dump(broken), None)
+    outcome(broken).assert_equal(outcome(unbroken))
