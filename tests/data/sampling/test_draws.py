@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from simpro_fast.data.batch import AugmentConfig
+from simpro_fast.config.data import DataConfig
+from simpro_fast.data.batch import AugmentConfig, LoaderSettings
 from simpro_fast.data.sampling.draws import (
     WORDS_PER_VIEW,
     AugmentParams,
@@ -30,18 +31,10 @@ SETTINGS = AugmentConfig(image_size=32, max_shift=4, flip=True)
 
 
 def source(rank: int = 0, world: int = 1, seed: int = 3) -> StepSampler:
-    return StepSampler(
-        seed=seed,
-        labeled_order=ShuffledOrder(13, seed, Stream.ORDER_LABELED),
-        num_unlabeled=26,
-        labeled=8 // world,
-        unlabeled=24 // world,
-        labeled_views=2,
-        strong_views=2,
-        rank=rank,
-        world_size=world,
-        augment=SETTINGS,
-    )
+    data = DataConfig(batch_size=8, mu=3)
+    settings = LoaderSettings(data=data, seed=seed, rank=rank, world_size=world)
+    order = ShuffledOrder(13, seed, Stream.ORDER_LABELED)
+    return StepSampler(settings, order, num_unlabeled=26, augment=SETTINGS)
 
 
 def draws(
@@ -248,18 +241,10 @@ def test_the_cost_of_a_rank_does_not_grow_with_the_world(monkeypatch: pytest.Mon
     monkeypatch.setattr("simpro_fast.data.sampling.draws.raw_words", counting)
     totals = []
     for world in (1, 1000):
-        one = StepSampler(
-            seed=1,
-            labeled_order=ShuffledOrder(2_000_000, 1, Stream.ORDER_LABELED),
-            num_unlabeled=10**9,
-            labeled=4,
-            unlabeled=32,
-            labeled_views=2,
-            strong_views=2,
-            rank=world - 1,
-            world_size=world,
-            augment=SETTINGS,
-        )
+        data = DataConfig(batch_size=4 * world, mu=8)
+        settings = LoaderSettings(data=data, rank=world - 1, world_size=world)
+        order = ShuffledOrder(2_000_000, 1, Stream.ORDER_LABELED)
+        one = StepSampler(settings, order, num_unlabeled=10**9, augment=SETTINGS)
         drawn.clear()
         one(5)
         totals.append(sum(drawn))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.augment.replay import replay_views
+from simpro_fast.data.batch import LoaderSettings
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.loader import build_loader, resolve_augment
 from simpro_fast.data.splits.build import make_split
@@ -86,19 +86,8 @@ def test_batches_take_each_stream_from_its_own_images() -> None:
     dataset = dataclasses.replace(pooled(), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     split = make_split(config(), dataset, seed=1)
     data = DataConfig(name="toy", batch_size=4, mu=3, cutout=0)
-    loader = build_loader(
-        data,
-        dataset,
-        split,
-        labeled_views=1,
-        strong_views=1,
-        seed=1,
-        rank=0,
-        world_size=1,
-        device=torch.device("cpu"),
-        start_step=0,
-        num_threads=1,
-    )
+    settings = LoaderSettings(data=data, labeled_views=1, strong_views=1)
+    loader = build_loader(settings, dataset, split)
     try:
         batches = [loader.next(step) for step in range(3)]
         described = loader.describe(2)
