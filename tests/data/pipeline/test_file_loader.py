@@ -24,7 +24,7 @@ from simpro_fast.data.pipeline.dali import import_dali
 from simpro_fast.data.pipeline.file_graph import decode, path_array
 from simpro_fast.data.sampling.draws import AugmentParams
 from simpro_fast.data.splits.listed import listed_split
-from simpro_fast.utils.errors import ConfigError, UserError
+from simpro_fast.utils.errors import UserError
 from tests.data.file_loaders import BATCH, MU, SIDE, L, M, V, assert_same, batches, loader
 from tests.data.image_folders import cut, every_kind, picture, save, tidy
 from tests.data.tar_shards import as_shards
@@ -188,20 +188,6 @@ def test_scales_of_weak_and_strong_views(shared: Path) -> None:
         # a square of 81 % of the area of a long image does not fit and is cut
         assert (share[0] <= 0.81 + 1e-9).all() and (share[0] > 0.5).all()
         assert np.allclose(share[1:], 0.25)
-
-
-def test_small_sets_and_many_ranks(tmp_path: Path) -> None:
-    """Full batches from fewer images than a batch; more ranks than images is refused."""
-    root = tidy(tmp_path, labeled=(1, 1, 1), unlabeled=5)
-    seen: set[str] = set()
-    with loader(root) as made:
-        for step in range(4):
-            batch = made.next(step)
-            assert len(batch.targets) == BATCH and len(batch.views) == L * BATCH + (1 + V) * M
-            seen.update(made.describe(step)["paths"])
-    assert len(seen) == 8
-    with pytest.raises(ConfigError, match="3 labeled images cannot be shared by 4 ranks"):
-        batches(root, 1, world_size=4)
 
 
 @pytest.mark.parametrize("damage", ["cut", "text", "empty"])

@@ -45,12 +45,6 @@ def test_the_whole_part_is_unlabeled_and_its_truth_unknown(tmp_path: Path) -> No
     assert read.unlabeled_counts is None and read.hash() == split.hash()
 
 
-def test_sets_without_such_a_part_know_the_truth() -> None:
-    dataset = make_dataset([6, 5, 4], test_sizes=[1, 1, 1])
-    assert dataset.unlabeled_pool is dataset.images
-    assert dataset.unlabeled_truth(np.arange(15)).tolist() == dataset.labels.tolist()
-
-
 def test_labeled_images_are_counted_alone() -> None:
     """4 labeled + 8 unlabeled would not fit a class of 4 images that holds both."""
     make_split(config(gamma_labeled=1.0), pooled(), seed=1)
