@@ -1,7 +1,8 @@
-"""This machine: its name, processor and cores."""
+"""This machine: its name, processor, cores and memory."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import socket
@@ -50,3 +51,22 @@ def machine_name() -> str:
     """One line: processor, cores, GPU."""
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return f"{processor_name()}, {cpu_cores()} cores{gpu}"
+
+
+# Numbers of glibc's mallopt(3).
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+
+
+def reuse_freed_memory() -> bool:
+    """Let malloc keep what a CPU step frees for the next one; returns whether it was told.
+
+    Otherwise glibc maps every large activation anew and unmaps it when it is freed, so that each
+    step pays for the page faults of its whole working set (docs/performance.md). Does nothing where
+    the environment already tunes malloc, or where the C library is another one.
+    """
+    if "GLIBC_TUNABLES" in os.environ or any(k.startswith("MALLOC_") for k in os.environ):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, 2**31 - 1))

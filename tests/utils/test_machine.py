@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -42,3 +44,32 @@ def test_a_folder_that_others_can_write_to_is_not_used(
     if os.getuid() == 0:
         os.chown(folder, 12345, -1)
         assert private_folder("x") is None
+
+
+# A process of its own, since malloc cannot be told to forget. 30 arrays of 8 MiB, one at a time.
+TOUCH = """
+import resource
+import numpy
+from simpro_fast.utils.machine import reuse_freed_memory
+told = reuse_freed_memory()
+def touch():
+    array = numpy.empty(2**20)
+    array.fill(1.0)
+for _ in range(3):
+    touch()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(30):
+    touch()
+print(told, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_freed_memory_is_used_again_without_page_faults() -> None:
+    pages = 30 * 2**23 // os.sysconf("SC_PAGE_SIZE")
+    # numpy asks for huge pages, which would hide most of the faults.
+    environment = {**os.environ, "NUMPY_MADVISE_HUGEPAGE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", TOUCH], env=environment, capture_output=True, text=True, check=True
+    )
+    told, faults = done.stdout.split()
+    assert told == "True" and int(faults) < pages / 100
