@@ -15,7 +15,7 @@ REQUIRED = [
     "pillow>=10",  # checks, packs and evaluates image files; resizes STL-10
     "safetensors>=0.4",  # exported models that cannot run code
     "scipy>=1.11",  # reads MATLAB files (SVHN); scikit-learn brings it as well
-    "scikit-learn>=1.3",  # carries the embedded data set (handwritten digits)
+    "scikit-learn>=1.3",  # the embedded digits; brings joblib, which counts cores
     "nvidia-dali-cuda130>=2.0; platform_system == 'Linux'",  # augmentation graphs, CPU and GPU
     "deepspeed>=0.16; platform_system == 'Linux'",  # training engine and multi-rank launcher
 ]

@@ -18,12 +18,12 @@ import sys
 import time
 from typing import Any
 
-from bench_step import synthetic_loader
 from common import RESULTS, names_of, write_table
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simpro_fast.config import load_config
 from simpro_fast.config.methods import METHODS
+from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
 from simpro_fast.distributed.environment import check_launch
 from simpro_fast.distributed.process_group import start_ranks, stop_ranks
 from simpro_fast.training.trainer import Trainer
@@ -68,7 +68,7 @@ def in_last_phase(source: str, name: str, overrides: list[str]) -> Trainer:
     early = [f"method.{key}={value}" for key, value in LAST_PHASE.get(name, {}).items()]
     config = load_config(source, [f"method.name={name}", *COMMON, *early, *overrides])
     check_launch(config)
-    trainer = Trainer(config, start_ranks(config), make_loader=synthetic_loader, write=False)
+    trainer = Trainer(config, start_ranks(config), make_loader=SyntheticLoader, write=False)
     for _ in range(PERIODS):
         trainer.train_step()
         trainer.algorithm.method.end_period()

@@ -21,7 +21,6 @@ import torch
 from common import machine, names_of, write_table
 
 from simpro_fast.config import Config, load_config
-from simpro_fast.data.batch import Loader, rank_layout
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
 from simpro_fast.distributed.environment import check_launch
@@ -32,22 +31,6 @@ from simpro_fast.utils.errors import UserError
 
 WARM_UP = 5
 PARTS = ("data", "train", "full")
-
-
-def synthetic_loader(data: Any, dataset: Any, split: Any, **arguments: Any) -> Loader:
-    """Stands in for `build_loader`: one random batch of the same shape, resident on the device."""
-    return SyntheticLoader(
-        rank_layout(
-            data,
-            labeled_views=arguments["labeled_views"],
-            strong_views=arguments["strong_views"],
-            world_size=arguments["world_size"],
-        ),
-        image_size=dataset.image_size,
-        num_classes=dataset.num_classes,
-        device=arguments["device"],
-        start_step=arguments["start_step"],
-    )
 
 
 def timed(step: Callable[[int], Any], steps: int, device: torch.device) -> list[float]:
@@ -67,7 +50,7 @@ def measure(config: Config, parts: Sequence[str], steps: int) -> Iterator[dict[s
     """One row for each of `parts`, as soon as it is measured."""
     ranks = start_ranks(config)
     for part in parts:
-        make_loader = synthetic_loader if part == "train" else build_loader
+        make_loader = SyntheticLoader if part == "train" else build_loader
         if ranks.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         trainer = Trainer(config, ranks, make_loader=make_loader, write=False)

@@ -28,13 +28,13 @@ from typing import Any
 
 import torch
 from baseline import Baseline, PillowLoader
-from bench_step import synthetic_loader
 from common import RESULTS, machine, names_of, save_bars, write_table
 from pictures import write_pictures
 
 from simpro_fast.config import Config, load_config
-from simpro_fast.data.batch import Batch, Loader
+from simpro_fast.data.batch import Batch, Loader, LoaderSettings
 from simpro_fast.data.loader import build_loader, resolve_augment
+from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
 from simpro_fast.distributed.environment import check_launch
 from simpro_fast.distributed.process_group import Ranks, start_ranks, stop_ranks
 from simpro_fast.training.trainer import Trainer
@@ -207,23 +207,20 @@ def measure(
     """One row per part: views per second of both and their ratio."""
     rows = []
     for part in parts:
-        make = synthetic_loader if part == "train" else build_loader
+        make = SyntheticLoader if part == "train" else build_loader
         ours = Trainer(config, ranks, make_loader=make, write=False)
         theirs = Baseline(config, ours.algorithm.student, ours.state.split, ours.setup.alpha)
-        resident = synthetic_loader(
-            config.data,
-            ours.setup.dataset,
-            ours.state.split,
+        settings = LoaderSettings(
+            data=config.data,
             labeled_views=config.labeled_views,
             strong_views=config.strong_views,
-            world_size=1,
             device=ranks.device,
-            start_step=0,
-        ).next(0)
+        )
+        resident = SyntheticLoader(settings, ours.setup.dataset, ours.state.split).next(0)
         pillow = None
         if part != "train":
-            settings = resolve_augment(config.data, ours.setup.dataset)
-            pillow = PillowLoader(config, ours.setup.dataset, ours.state.split, settings, workers)
+            augment = resolve_augment(config.data, ours.setup.dataset)
+            pillow = PillowLoader(config, ours.setup.dataset, ours.state.split, augment, workers)
 
         def baseline(
             part: str = part,

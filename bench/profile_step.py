@@ -35,10 +35,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_step import synthetic_loader
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from simpro_fast.config import load_config
+from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
 from simpro_fast.distributed.environment import check_launch
 from simpro_fast.distributed.process_group import start_ranks, stop_ranks
 from simpro_fast.training.trainer import Trainer
@@ -202,7 +202,7 @@ def main() -> int:
     settings = ["log.progress=off", "train.threads=1", *options.overrides]
     config = load_config(options.config, settings)
     check_launch(config)
-    trainer = Trainer(config, start_ranks(config), make_loader=synthetic_loader, write=False)
+    trainer = Trainer(config, start_ranks(config), make_loader=SyntheticLoader, write=False)
     facts = {
         "label": options.label,
         "config": config.name,

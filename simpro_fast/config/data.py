@@ -152,7 +152,7 @@ class DataConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _check_root(self) -> DataConfig:
+    def _check(self) -> DataConfig:
         without = {
             "digits": "digits come with scikit-learn",
             "synthetic": "synthetic images are made up",
@@ -160,18 +160,10 @@ class DataConfig(Section):
         }
         if self.root is not None and self.name in without:
             raise ValueError(f"root={self.root} is not used: {without[self.name]}; leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _check_classes(self) -> DataConfig:
         if self.classes is not None and self.name != "synthetic":
             raise ValueError(
                 f"classes is for name=synthetic; {self.name} knows its own, leave it out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_fraction(self) -> DataConfig:
         if self.labeled_fraction is None:
             if self.total_max is not None:
                 raise ValueError("total_max needs labeled_fraction, the labeled share of it")
@@ -180,10 +172,6 @@ class DataConfig(Section):
                 "labeled_fraction leaves the rest of each class unlabeled; leave out "
                 "unlabeled_distribution and gamma_unlabeled"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check(self) -> DataConfig:
         if not isinstance(self.cutout, str) and self.cutout < 0:
             raise ValueError(f"cutout must be 'auto' or >= 0 pixels, got {self.cutout}")
         return self

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import torch
@@ -23,6 +24,7 @@ from simpro_fast.config.data import DataConfig
 from simpro_fast.utils.errors import ConfigError
 
 Kind = Literal["labeled", "unlabeled"]
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,37 @@ def rank_layout(
         )
     labeled = data.batch_size // world_size
     return BatchLayout(labeled, data.mu * labeled, labeled_views, strong_views)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSettings:
+    """What a loader of one rank is built from, besides data set and split."""
+
+    data: DataConfig
+    labeled_views: int = 2
+    """L: 1 weak only, 2 weak and strong."""
+    strong_views: int = 2
+    """V, of each unlabeled image."""
+    seed: int = 1
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device = CPU
+    start_step: int = 0
+    """The first step that will be asked for."""
+    num_threads: int = 1
+    """Of the pipeline, and of what reads and augments for it."""
+    dtype: torch.dtype = torch.float32
+    """Of the views where one launch makes them (small pictures on a GPU); others are float32."""
+
+    @cached_property
+    def layout(self) -> BatchLayout:
+        """Sizes of this rank's share. Raises as `rank_layout` does."""
+        return rank_layout(
+            self.data,
+            labeled_views=self.labeled_views,
+            strong_views=self.strong_views,
+            world_size=self.world_size,
+        )
 
 
 class StepCounter:

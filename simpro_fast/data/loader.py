@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.batch import AugmentConfig, Loader, rank_layout
+from simpro_fast.data.batch import AugmentConfig, Loader, LoaderSettings
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.image_list import ImageListDataset
 from simpro_fast.data.pipeline.array_loader import ArrayLoader
@@ -39,47 +35,19 @@ def resolve_augment(data: DataConfig, dataset: ArrayDataset) -> AugmentConfig:
     )
 
 
-def build_loader(
-    data: DataConfig,
-    dataset: ArrayDataset,
-    split: Split,
-    *,
-    labeled_views: int,
-    strong_views: int,
-    seed: int,
-    rank: int,
-    world_size: int,
-    device: torch.device,
-    start_step: int,
-    num_threads: int,
-    dtype: torch.dtype = torch.float32,
-) -> Loader:
+def build_loader(settings: LoaderSettings, dataset: ArrayDataset, split: Split) -> Loader:
     """The DALI loader of one rank, from arrays or from image files.
-
-    Views are of `dtype` where one launch makes them (small pictures on a GPU), else float32.
 
     Raises `ConfigError` when the batch cannot be shared equally or when there are more ranks than
     labeled or unlabeled images; `UserError` when DALI is not installed.
     """
-    layout = rank_layout(
-        data, labeled_views=labeled_views, strong_views=strong_views, world_size=world_size
-    )
     for kind, count in (("labeled", len(split.labeled)), ("unlabeled", len(split.unlabeled))):
-        if count < world_size:
+        if count < settings.world_size:
             raise ConfigError(
-                f"{count} {kind} images cannot be shared by {world_size} ranks; "
+                f"{count} {kind} images cannot be shared by {settings.world_size} ranks; "
                 f"use at most {count} ranks or more images"
             )
-    arguments: dict[str, Any] = {
-        "layout": layout,
-        "augment": resolve_augment(data, dataset),
-        "seed": seed,
-        "rank": rank,
-        "world_size": world_size,
-        "device": device,
-        "start_step": start_step,
-        "num_threads": num_threads,
-    }
+    augment = resolve_augment(settings.data, dataset)
     if isinstance(dataset, ImageListDataset) and dataset.in_files:
-        return FileLoader(data, dataset, split, **arguments)
-    return ArrayLoader(data, dataset, split, **arguments, dtype=dtype)
+        return FileLoader(settings, dataset, split, augment)
+    return ArrayLoader(settings, dataset, split, augment)

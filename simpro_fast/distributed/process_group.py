@@ -28,8 +28,7 @@ from simpro_fast.distributed.environment import (
 )
 from simpro_fast.distributed.rendezvous import Rendezvous, interface_towards
 from simpro_fast.utils.errors import ConfigError, UserError
-from simpro_fast.utils.machine import cpu_cores, host_name, private_folder
-from simpro_fast.utils.malloc import reuse_freed_memory
+from simpro_fast.utils.machine import cpu_cores, host_name, private_folder, reuse_freed_memory
 
 logger = logging.getLogger(__name__)
 

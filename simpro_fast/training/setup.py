@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from simpro_fast.config import Config
-from simpro_fast.data.batch import BatchLayout, Loader, rank_layout
+from simpro_fast.data.batch import BatchLayout, Loader, LoaderSettings, rank_layout
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
@@ -182,10 +182,8 @@ def build_run_loader(
     """This rank's loader from `start_step` on; `make_loader` has `build_loader`'s signature."""
     config, ranks = setup.config, setup.ranks
     threads = config.train.data_threads or config.train.threads
-    return make_loader(
-        config.data,
-        setup.dataset,
-        split,
+    settings = LoaderSettings(
+        data=config.data,
         labeled_views=config.labeled_views,
         strong_views=config.strong_views,
         seed=config.seed,
@@ -196,3 +194,4 @@ def build_run_loader(
         num_threads=threads or max(1, cpu_cores() // ranks.local_world_size),
         dtype=views_dtype(config),
     )
+    return make_loader(settings, setup.dataset, split)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from simpro_fast.utils.errors import OutputError, UserError
-from simpro_fast.utils.regular_file import open_unbuffered, read_text
+from simpro_fast.utils.regular_file import read_text
 
 
 class _Written(io.FileIO):
@@ -88,7 +88,7 @@ def _create(path: Path) -> tuple[Path, _Written]:
 def _remove_left(path: Path) -> None:
     """Remove the temporary files of `path` that nobody has locked."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
-        with suppress(OSError), open_unbuffered(left) as file:
+        with suppress(OSError), left.open("rb") as file:
             # Shared, since NFS gives the other lock only to who may write.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             left.unlink()

@@ -1,7 +1,8 @@
-"""This machine: its name, processor and cores."""
+"""This machine: its name, processor, cores and memory."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import socket
@@ -9,6 +10,7 @@ import stat
 import tempfile
 from pathlib import Path
 
+import joblib
 import torch
 
 
@@ -18,47 +20,7 @@ def host_name() -> str:
 
 def cpu_cores() -> int:
     """Cores that this process may use, by its affinity and the CPU quota of its container."""
-    cores = len(os.sched_getaffinity(0))
-    quota = cpu_quota()
-    return cores if quota is None else max(1, min(cores, int(quota)))
-
-
-def cpu_quota(root: Path = Path("/")) -> float | None:
-    """Seconds of CPU per second that the control groups of this process allow (v1 and v2).
-
-    Args:
-        root: what /proc and /sys lie in.
-
-    Returns:
-        the least over the group and those above it; None without a limit.
-    """
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    found = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        mounts = ("", "unified") if not controllers else (controllers, "cpu")
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        # Inside a container the path may be the host's: then only its upper end exists.
-        inner = Path(path.lstrip("/"))
-        for group in (inner, *inner.parents):
-            found += [_quota(root / "sys/fs/cgroup" / mount / group) for mount in mounts]
-    return min((quota for quota in found if quota is not None), default=None)
-
-
-def _quota(group: Path) -> float | None:
-    try:
-        if (group / "cpu.max").is_file():
-            quota, period = (group / "cpu.max").read_text().split()
-        else:
-            quota = (group / "cpu.cfs_quota_us").read_text()
-            period = (group / "cpu.cfs_period_us").read_text()
-        return float(quota) / float(period) if float(quota) > 0 else None
-    except (OSError, ValueError):  # no such file, or "max"
-        return None
+    return int(joblib.cpu_count())
 
 
 def private_folder(name: str) -> Path | None:
@@ -89,3 +51,22 @@ def machine_name() -> str:
     """One line: processor, cores, GPU."""
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return f"{processor_name()}, {cpu_cores()} cores{gpu}"
+
+
+# Numbers of glibc's mallopt(3).
+_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
+
+
+def reuse_freed_memory() -> bool:
+    """Let malloc keep what a CPU step frees for the next one; returns whether it was told.
+
+    Otherwise glibc maps every large activation anew and unmaps it when it is freed, so that each
+    step pays for the page faults of its whole working set (docs/performance.md). Does nothing where
+    the environment already tunes malloc, or where the C library is another one.
+    """
+    if "GLIBC_TUNABLES" in os.environ or any(k.startswith("MALLOC_") for k in os.environ):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, 2**31 - 1))

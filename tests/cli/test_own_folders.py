@@ -121,22 +121,6 @@ def test_copy_of_a_labeled_image_is_found(root: Path, capsys: pytest.CaptureFixt
     assert "1 added" in capsys.readouterr().out
 
 
-def test_folders_that_were_not_meant_are_usage(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = f"--output={root}/out"
-    heap = f"--unlabeled={root}/unlabeled"
-    assert prepare.main([f"--labeled={root}", heap, output]) == 2
-    assert f"did you mean {root}/labeled?" in error(capsys)
-    (root / "val/owls").rename(root / "val/Owls")
-    assert run(root) == 2
-    assert "'Owls' is not among the labeled ones" in error(capsys)
-    assert not (root / "out").exists()
-    config = ["data.name=images", f"data.labeled={root}", f"data.unlabeled={root}/unlabeled"]
-    assert train(["--config=digits_lt/reversed", *config, *SHORT, "data.test_per_class=null"]) == 2
-    assert f"did you mean {root}/labeled?" in error(capsys)
-
-
 def test_images_of_one_pixel_are_pictures(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Decoded alike by both decoders, packed, and trained on from files."""
     for ending in ("jpg", "png", "bmp", "webp"):

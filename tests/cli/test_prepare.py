@@ -66,20 +66,6 @@ def test_tidy_set(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
             assert image.size == (row.width, row.height)
 
 
-def test_summary_of_a_messy_set(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save(root / "labeled/.ipynb_checkpoints/x.jpg", picture(900))
-    (root / "labeled/cats/._x.jpg").write_bytes(b"1234")
-    shutil.rmtree(root / "unlabeled")
-    for i, name in enumerate(("1.jpg", "a b.JPG", "sub/deep.jpeg", "ü.png")):
-        save(root / "unlabeled" / name, picture(100 + i), format="png" if i == 3 else "jpeg")
-    (root / "unlabeled/readme.txt").write_text("hello")
-    assert run(root) == 0
-    out = capsys.readouterr().out
-    assert "3 classes, 12 labeled, 4 unlabeled, 6 val images, 3 ignored" in out
-    assert "ignored: 1 not an image by its ending" in out and "ignored: 2 hidden" in out
-    assert "._x" not in (root / "out/manifest.csv").read_text()
-
-
 def test_damaged_files_are_listed_and_skipped_on_request(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,16 +81,6 @@ def test_damaged_files_are_listed_and_skipped_on_request(
     assert "3 skipped" in capsys.readouterr().out
     manifest = read_manifest(root / "out/manifest.csv")
     assert len(manifest.rows) == 45 and len(manifest.usable().rows) == 42
-
-
-def test_refused_formats_are_named(root: Path) -> None:
-    save(root / "unlabeled/x.gif", picture(1))
-    deep = Image.fromarray(np.full((20, 20), 40_000, np.uint16))
-    save(root / "unlabeled/deep.png", deep)
-    assert run(root) == 1
-    found = problems(root)
-    assert "GIF" in found["unlabeled/x.gif"] and "16-bit" in found["unlabeled/deep.png"]
-    assert len(found) == 2
 
 
 def test_large_pictures_can_be_allowed(root: Path) -> None:

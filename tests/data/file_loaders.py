@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.batch import Batch
+from simpro_fast.data.batch import Batch, LoaderSettings
 from simpro_fast.data.datasets.image_list import load_own_images
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.pipeline.file_loader import FileLoader
@@ -18,37 +18,26 @@ from simpro_fast.data.splits.listed import listed_split
 
 SIDE, BATCH, MU, L, V = 24, 4, 2, 2, 2
 M = BATCH * MU
+_OF_LOADER = ("seed", "rank", "world_size", "num_threads")
 
 
 @contextmanager
 def loader(
     root: Path,
     *,
-    seed: int = 1,
-    rank: int = 0,
-    world: int = 1,
     start: int = 0,
-    num_threads: int = 1,
     **changes: Any,
 ) -> Iterator[FileLoader]:
     ending = "" if (root / "labeled").is_dir() else "-*.tar"
     folders = {part: root / f"{part}{ending}" for part in ("labeled", "unlabeled")}
     settings = {"image_size": SIDE, "batch_size": BATCH, "mu": MU, "cutout": 0}
+    of_loader = {key: changes.pop(key) for key in _OF_LOADER if key in changes}
     data = DataConfig(**{"name": "images", **folders, **settings, **changes})
     dataset = load_own_images(data)
-    made = build_loader(
-        data,
-        dataset,
-        listed_split(data, dataset),
-        labeled_views=L,
-        strong_views=V,
-        seed=seed,
-        rank=rank,
-        world_size=world,
-        device=torch.device("cpu"),
-        start_step=start,
-        num_threads=num_threads,
+    built = LoaderSettings(
+        data=data, labeled_views=L, strong_views=V, start_step=start, **of_loader
     )
+    made = build_loader(built, dataset, listed_split(data, dataset))
     assert isinstance(made, FileLoader)
     try:
         yield made

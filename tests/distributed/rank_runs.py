@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from simpro_fast.config import Config, parse_config
-from simpro_fast.data.batch import Batch, Loader
+from simpro_fast.data.batch import Batch, Loader, LoaderSettings
 from simpro_fast.data.loader import build_loader
 from simpro_fast.distributed.process_group import Ranks, start_ranks
 from simpro_fast.training.metrics import kl_of_estimate
@@ -33,10 +33,10 @@ class HalfBrighter:
     So the ranks' data differ, and one rank sees the same images.
     """
 
-    def __init__(self, data: Any, dataset: Any, split: Any, **arguments: Any) -> None:
-        self._loader: Loader = build_loader(data, dataset, split, **arguments)
-        self._rank, self._world_size = arguments["rank"], arguments["world_size"]
-        self._views = (arguments["labeled_views"], 1 + arguments["strong_views"])
+    def __init__(self, settings: LoaderSettings, dataset: Any, split: Any) -> None:
+        self._loader: Loader = build_loader(settings, dataset, split)
+        self._rank, self._world_size = settings.rank, settings.world_size
+        self._views = (settings.labeled_views, 1 + settings.strong_views)
         self._offset = 60 / 255 / torch.tensor(dataset.std).view(1, 3, 1, 1)
 
     def next(self, step: int) -> Batch:

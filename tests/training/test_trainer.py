@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from simpro_fast.config import Config
-from simpro_fast.data.batch import Batch, rank_layout
+from simpro_fast.data.batch import Batch
 from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
 from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.distributed.stop_requests import Preempted
@@ -333,18 +333,7 @@ def synthetic(poison_step: int | None = None) -> Callable[..., SyntheticLoader]:
             views[0, 0, 0, 0] = torch.nan
             return dataclasses.replace(batch, views=views)
 
-    def make(data: Any, dataset: Any, split: Any, **k: Any) -> SyntheticLoader:
-        shapes = rank_layout(
-            data,
-            labeled_views=k["labeled_views"],
-            strong_views=k["strong_views"],
-            world_size=k["world_size"],
-        )
-        return Loader(
-            shapes, image_size=16, num_classes=10, device=k["device"], start_step=k["start_step"]
-        )
-
-    return make
+    return Loader
 
 
 @pytest.mark.parametrize("engine", ["plain", "deepspeed"])

@@ -1,49 +1,18 @@
-"""What a machine, or a container on it, gives to a process."""
+"""Folders on a machine for what is compiled there."""
 
 from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from simpro_fast.distributed.process_group import _keep_kernels_here
-from simpro_fast.utils.machine import cpu_quota, private_folder
-
-V1 = "4:memory:/job/a\n2:cpu,cpuacct:/job/a\n"
-V2 = "0::/job/a\n"
-
-
-@pytest.mark.parametrize(
-    ("groups", "files", "quota"),
-    [
-        (V2, {"job/a/cpu.max": "150000 100000\n"}, 1.5),
-        (V2, {"job/a/cpu.max": "max 100000\n", "job/cpu.max": "400000 100000\n"}, 4.0),
-        (V2, {"job/a/cpu.max": "max 100000\n"}, None),
-        (V2, {"cpu.max": "200000 100000\n"}, 2.0),
-        (V1, {"cpu,cpuacct/job/a/cpu.cfs_quota_us": "50000\n"}, 0.5),
-        (V1, {"cpu/job/a/cpu.cfs_quota_us": "-1\n"}, None),
-        (V1, {"cpu/cpu.cfs_quota_us": "300000\n"}, 3.0),
-        (V1, {"memory/job/a/cpu.cfs_quota_us": "50000\n"}, None),
-        (None, {}, None),
-    ],
-)
-def test_quota_of_a_container(
-    tmp_path: Path, groups: str | None, files: dict[str, str], quota: float | None
-) -> None:
-    """As Kubernetes and Docker set it; in a container the path may be the host's."""
-    for name, text in files.items():
-        path = tmp_path / "sys/fs/cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        if "quota" in name:
-            path.with_name("cpu.cfs_period_us").write_text("100000\n")
-    if groups is not None:
-        (tmp_path / "proc/self").mkdir(parents=True)
-        (tmp_path / "proc/self/cgroup").write_text(groups)
-    assert cpu_quota(tmp_path) == quota
+from simpro_fast.utils.machine import private_folder
 
 
 def test_kernels_are_kept_on_each_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +44,32 @@ def test_a_folder_that_others_can_write_to_is_not_used(
     if os.getuid() == 0:
         os.chown(folder, 12345, -1)
         assert private_folder("x") is None
+
+
+# A process of its own, since malloc cannot be told to forget. 30 arrays of 8 MiB, one at a time.
+TOUCH = """
+import resource
+import numpy
+from simpro_fast.utils.machine import reuse_freed_memory
+told = reuse_freed_memory()
+def touch():
+    array = numpy.empty(2**20)
+    array.fill(1.0)
+for _ in range(3):
+    touch()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(30):
+    touch()
+print(told, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_freed_memory_is_used_again_without_page_faults() -> None:
+    pages = 30 * 2**23 // os.sysconf("SC_PAGE_SIZE")
+    # numpy asks for huge pages, which would hide most of the faults.
+    environment = {**os.environ, "NUMPY_MADVISE_HUGEPAGE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", TOUCH], env=environment, capture_output=True, text=True, check=True
+    )
+    told, faults = done.stdout.split()
+    assert told == "True" and int(faults) < pages / 100

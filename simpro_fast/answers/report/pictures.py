@@ -15,7 +15,7 @@ from PIL import Image
 from simpro_fast.answers.report.runs import Run
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.errors import UserError
-from simpro_fast.utils.npz import BROKEN, read_npz
+from simpro_fast.utils.npz import read_npz
 from simpro_fast.utils.printable import printables
 
 FOLDER = "report"
@@ -23,7 +23,6 @@ FOLDER = "report"
 VIEWS, MISTAKES = "views.npz", "mistakes.npz"
 SIDE = 96
 """Pixels that a kept picture has at most on a side."""
-_MOST_BYTES = 1 << 26
 _LOSSLESS = 48
 
 
@@ -177,10 +176,10 @@ def thumbnails(images: np.ndarray) -> np.ndarray:
 
 def _read(path: Path) -> dict[str, np.ndarray] | None:
     try:
-        return read_npz(path, most_bytes=_MOST_BYTES)
+        return read_npz(path)
     except FileNotFoundError:
         return None
-    except BROKEN as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error})") from None
 
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from simpro_fast.data.sampling.draws import WORDS_PER_VIEW, Stream, raw_words
+from simpro_fast.data.sampling.draws import MASK32, WORDS_PER_VIEW, Stream, raw_words
 
 _FIRST_WORD = 5  # words 0..4 of a view belong to the policy
 _TRIES = 6
 _UNIT = 2.0**-32
-_MASK32 = np.uint64(0xFFFFFFFF)
 
 
 def crop_words(
@@ -41,7 +40,7 @@ def crop_words(
             for view in range(num_views)
         ]
     )
-    return np.stack([words & _MASK32, words >> np.uint64(32)], axis=2).reshape(len(words), -1) * (
+    return np.stack([words & MASK32, words >> np.uint64(32)], axis=2).reshape(len(words), -1) * (
         _UNIT
     )
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.utils.errors import ConfigError, UserError
-from simpro_fast.utils.regular_file import check_regular
 
 Stats = tuple[float, float, float]
 
@@ -152,14 +151,9 @@ def check_size(data: DataConfig, native: int) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what the standard library raises on a damaged file into one line; a pipe, a socket or a
-    device in its place is refused before it is opened."""
+    """Turn what the standard library raises on a damaged file into one line."""
     try:
-        if not path.is_dir():
-            check_regular(path)
         yield
-    except (MemoryError, OverflowError):
-        raise UserError(f"{path}: asks for more memory than there is; fetch it again") from None
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         # tarfile appends a line for every kind of compression it tried
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")

@@ -14,8 +14,6 @@ from simpro_fast.data.datasets.base import ArrayDataset, Stats, check_size, chec
 from simpro_fast.data.datasets.safe_pickle import entry, load_pickled_dict
 from simpro_fast.utils.errors import UserError
 
-_MOST_BYTES = 1 << 30
-
 
 @dataclass(frozen=True)
 class _Cifar:
@@ -122,11 +120,6 @@ def _read_members(source: Path, layout: _Cifar) -> dict[str, dict[str, Any]]:
                 for member in archive:
                     folder, _, name = member.name.removeprefix("./").rpartition("/")
                     if member.isfile() and folder == layout.folder and name in wanted:
-                        if member.size > _MOST_BYTES:
-                            raise UserError(
-                                f"{source / name}: {member.size} bytes, more than any published "
-                                "file has; fetch the archive again"
-                            )
                         stream = archive.extractfile(member)
                         assert stream is not None  # only for members that are no files
                         take(name, stream)  # type: ignore[arg-type]

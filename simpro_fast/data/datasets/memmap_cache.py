@@ -19,7 +19,7 @@ import numpy as np
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.errors import OutputError, UserError
 from simpro_fast.utils.file_lock import locked
-from simpro_fast.utils.npz import BROKEN, read_npz
+from simpro_fast.utils.npz import read_npz
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def _open(path: Path) -> MappedImages | None:
             return None
         shape = (len(labels), side, side, 3)
         return MappedImages(np.memmap(images, np.uint8, "r", shape=shape), labels, lengths, sha256)
-    except (*BROKEN, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

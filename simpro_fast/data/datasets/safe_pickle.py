@@ -1,8 +1,7 @@
 """Reading pickled archives of uint8 images without running anything that is in them.
 
-`pickle.load` calls whatever a file names. Here every admitted name is answered by a stand-in of
-our own (`_Array`, `_Dtype`, ...), so neither a foreign function nor numpy's own unpickling code,
-which trusts its input, ever sees the file.
+`pickle.load` calls whatever a file names. Here only the names in `_ADMITTED` are known, and each is
+answered by a few lines of our own: numpy's own unpickling code trusts its input.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ import numpy as np
 from simpro_fast.utils.errors import UserError
 
 # Element types that the published archives use; anything else is refused.
-_DTYPES = {"u1": np.uint8, "i4": np.int32, "i8": np.int64, "f8": np.float64}
+_DTYPES = {order + code for order in "|<>=" for code in ("u1", "i4", "i8", "f8")}
 
 
 class _Refused(Exception):
-    """A name or a value in the file that image archives do not need."""
+    """A name in the file that image archives do not need."""
 
 
 def _text(value: object) -> str:
@@ -29,105 +28,55 @@ def _text(value: object) -> str:
 
 
 class _Dtype:
-    """Stands in for `numpy.dtype`: an element type from `_DTYPES` and its byte order."""
+    """Stands in for `numpy.dtype`: code and byte order."""
 
-    def __init__(self, spec: object, align: object = False, copy: object = True) -> None:
-        self.code = _text(spec)
-        self.order = "|"
-        if self.code not in _DTYPES:
-            raise _Refused(f"numpy.dtype({self.code!r})")
+    def __init__(self, code: object, *_: object) -> None:
+        self.code, self.order = _text(code), "|"
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        order = _text(state[1])
-        if order not in ("|", "<", ">", "="):
-            raise _Refused(f"numpy.dtype with byte order {order!r}")
-        self.order = order
-
-    def resolve(self) -> np.dtype[Any]:
-        order = "=" if self.order == "|" else self.order
-        return np.dtype(_DTYPES[self.code]).newbyteorder(order)  # type: ignore[arg-type]
+        self.order = _text(state[1])
 
 
 class _Array:
-    """Stands in for `numpy.ndarray` while the file is read; `resolve` gives the array."""
+    """Stands in for `numpy.ndarray`, which is made when its content comes."""
 
-    def __init__(self) -> None:
-        self.value: np.ndarray | None = None
+    value: np.ndarray
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, shape, dtype, fortran, raw = state
-        if not isinstance(dtype, _Dtype) or not isinstance(raw, (bytes, str)):
-            raise _Refused("numpy.ndarray of objects")
-        data = raw.encode("latin1") if isinstance(raw, str) else raw
-        self.value = _to_array(data, dtype, shape, bool(fortran))
-
-    def resolve(self) -> np.ndarray:
-        if self.value is None:
-            raise _Refused("numpy.ndarray without contents")
-        return self.value
+        self.value = _array(raw, dtype, shape, "F" if fortran else "C")
 
 
-def _to_array(data: bytes, dtype: _Dtype, shape: Any, fortran: bool) -> np.ndarray:
-    flat = np.frombuffer(data, dtype.resolve())
-    return flat.reshape(tuple(int(n) for n in shape), order="F" if fortran else "C").copy()
+def _array(raw: Any, dtype: Any, shape: Any, order: object) -> np.ndarray:
+    if f"{dtype.order}{dtype.code}" not in _DTYPES:
+        raise _Refused(f"numpy.dtype({dtype.code!r})")
+    data = raw.encode("latin1") if isinstance(raw, str) else bytes(raw)
+    flat = np.frombuffer(data, np.dtype(dtype.code).newbyteorder(dtype.order))
+    return flat.reshape(shape, order="F" if _text(order) == "F" else "C").copy()
 
 
-def _reconstruct(kind: object, shape: object, typecode: object) -> _Array:
-    if kind is not _Array:
-        raise _Refused("numpy.core.multiarray._reconstruct of another type")
-    return _Array()
-
-
-def _frombuffer(data: object, dtype: object, shape: object, order: object) -> _Array:
-    """How numpy writes an array with pickle protocol 5."""
-    if not isinstance(data, (bytes, bytearray)) or not isinstance(dtype, _Dtype):
-        raise _Refused("numpy.core.numeric._frombuffer of another type")
-    array = _Array()
-    array.value = _to_array(bytes(data), dtype, shape, _text(order) == "F")
-    return array
-
-
-def _scalar(dtype: object, data: object) -> Any:
-    """How numpy writes one number, such as a label taken out of an array."""
-    if not isinstance(dtype, _Dtype) or not isinstance(data, (bytes, str)):
-        raise _Refused("numpy.core.multiarray.scalar of another type")
-    raw = data.encode("latin1") if isinstance(data, str) else data
-    return _to_array(raw, dtype, (), False).item()
-
-
-def _encode(text: object, encoding: object) -> bytes:
-    """How Python 3 writes bytes with pickle protocol 2."""
-    if not isinstance(text, str) or _text(encoding) != "latin1":
-        raise _Refused(f"_codecs.encode to {encoding!r}")
-    return text.encode("latin1")
-
-
-def _empty_bytes() -> bytes:
-    return b""
-
-
-# Names in the files, in numpy's spelling before and since 2.0, and Python's before and since 3.
+# By their last name alone, since numpy has moved them: numpy.core.multiarray, numpy._core.numeric.
+_OF_NUMPY: dict[str, Callable[..., Any]] = {
+    "ndarray": _Array,
+    "dtype": _Dtype,
+    "_reconstruct": lambda *_: _Array(),
+    "_frombuffer": _array,  # of pickle protocol 5
+    "scalar": lambda dtype, raw: _array(raw, dtype, (), "C").item(),
+}
 _ADMITTED: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Dtype,
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy.core.multiarray", "scalar"): _scalar,
-    ("numpy._core.multiarray", "scalar"): _scalar,
-    ("numpy.core.numeric", "_frombuffer"): _frombuffer,
-    ("numpy._core.numeric", "_frombuffer"): _frombuffer,
-    ("_codecs", "encode"): _encode,
-    ("__builtin__", "bytes"): _empty_bytes,
-    ("builtins", "bytes"): _empty_bytes,
+    ("_codecs", "encode"): lambda text, _: text.encode("latin1"),  # bytes in protocol 2
+    ("__builtin__", "bytes"): bytes,
+    ("builtins", "bytes"): bytes,
 }
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        try:
+        if module.partition(".")[0] == "numpy" and name in _OF_NUMPY:
+            return _OF_NUMPY[name]
+        if (module, name) in _ADMITTED:
             return _ADMITTED[module, name]
-        except KeyError:
-            raise _Refused(f"{module}.{name}") from None
+        raise _Refused(f"{module}.{name}")
 
 
 def _resolve(value: Any) -> Any:
@@ -136,7 +85,7 @@ def _resolve(value: Any) -> Any:
         return {_text(key): _resolve(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(_resolve(item) for item in value)
-    return value.resolve() if isinstance(value, (_Array, _Dtype)) else value
+    return value.value if isinstance(value, _Array) else value
 
 
 def load_pickled_dict(file: BinaryIO, source: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset, checked_labels, reading
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.errors import ConfigError, OutputError, UserError
-from simpro_fast.utils.npz import BROKEN, read_npz
+from simpro_fast.utils.npz import read_npz
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def _cached(source: Path, side: int, folder: Path) -> dict[str, np.ndarray]:
         return read_npz(path)
     except FileNotFoundError:
         pass
-    except BROKEN:
+    except (OSError, ValueError):
         logger.warning("%s is damaged; it is made again", path)
     logger.info("stl10: resizing %s to %d px, stored in %s", source, side, path)
     parts = _read(source, side)

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TextIO
 
 from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.regular_file import open_regular
@@ -35,7 +34,6 @@ OTHER_NAMES = {
 }
 """Names of our columns in other programs; taken where ours is missing and no two could be meant."""
 _SHOWN = 120
-_HEADER_LINES = 20
 _EXCEL = re.compile(r'"?sep=([,;\t])"?\s*')
 """A first line by which Excel is told the separator."""
 _NO_TABLE = {
@@ -44,8 +42,6 @@ _NO_TABLE = {
     b"\xd0\xcf\x11\xe0": "an old workbook",
 }
 """Files that people take for a table, by their first bytes."""
-_WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_WIDE_ENDS = tuple(end.encode(code) for end in "\n\r" for code in ("utf-16-le", "utf-16-be"))
 
 
 Record = tuple[int, dict[str, str]]
@@ -90,24 +86,22 @@ def _opened(
     """Columns, records and whether the last line has no end."""
     try:
         with open_regular(path) as file:
-            length = file.seek(0, os.SEEK_END)
-            file.seek(max(0, length - 2))
-            end = file.read()
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 2))
+            # Either half of a character in UTF-16 may be the zero.
+            unfinished = file.read().strip(b"\0")[-1:] not in (b"\n", b"\r")
             file.seek(0)
             start = file.peek(4)
             if kind := next((_NO_TABLE[b] for b in _NO_TABLE if start.startswith(b)), None):
                 raise UserError(f"{path}: is {kind}, no CSV; save it as CSV in UTF-8")
-            wide = start[:2] in _WIDE
-            ended = end in _WIDE_ENDS if wide else end.endswith((b"\n", b"\r"))
+            wide = start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
             encoding, errors = ("utf-16", "strict") if wide else ("utf-8-sig", "surrogateescape")
             text = io.TextIOWrapper(file, encoding, errors, newline="")
-            head, separators = _heading(text)
-            if "\0" in head[-1]:
-                raise UserError(
-                    f"{path}: its first line holds NUL characters, as UTF-16 without its mark has, "
-                    "and what is no text; save it as CSV in UTF-8"
-                )
-            separator, columns, renamed = _header(path, head[-1], separators, key)
+            head = [text.readline()]
+            told = _EXCEL.fullmatch(head[0])
+            if told:
+                head.append(text.readline())
+            separator = told[1] if told else max(_SEPARATORS, key=head[0].count)
+            columns, renamed = _header(path, head[-1], separator, key)
             taken = [
                 *(["UTF-16"] if wide else []),
                 *([f"separated by a {_SEPARATORS[separator]}"] if separator != "," else []),
@@ -115,8 +109,7 @@ def _opened(
             ]
             if taken:
                 logger.info("%s: %s", path, ", ".join(taken))
-            records = _records(path, head, text, separator, columns, not ended)
-            yield columns, records, not ended
+            yield columns, _records(path, head, text, separator, columns, unfinished), unfinished
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path}: is not whole in UTF-16 ({error.reason}); save it as UTF-8"
@@ -132,53 +125,40 @@ def cut_off(path: Path, line: int, found: str) -> UserError:
     )
 
 
-def _heading(text: TextIO) -> tuple[list[str], Sequence[str]]:
-    """The first lines, of which the last has the names, and what may separate these."""
-    lines, separators = [text.readline()], list(_SEPARATORS)
-    if match := _EXCEL.fullmatch(lines[0]):
-        separators = [match[1]]
-        lines.append(text.readline())
-    for _ in range(_HEADER_LINES):  # a quoted name may hold the end of a line
-        if lines[-1].count('"') % 2 == 0:
-            break
-        lines[-1] += text.readline()
-    return lines, separators
-
-
 def _header(
-    path: Path, text: str, separators: Sequence[str], key: str
-) -> tuple[str, tuple[str, ...], dict[str, str]]:
-    """The separator, our names of the columns, and those that were written otherwise."""
-    doubt = ""
-    for separator in separators:
-        try:
-            written = next(csv.reader(io.StringIO(text, newline=""), delimiter=separator), [])
-        except csv.Error:
-            continue
-        names = [name.strip().casefold() for name in written]
-        columns = list(written)
-        renamed: dict[str, str] = {}
-        for ours, others in OTHER_NAMES.items():
-            meant = [i for i, name in enumerate(names) if name == ours]
-            meant = meant or [i for i, name in enumerate(names) if name in others]
-            if len(meant) > 1:
-                both = " and ".join(repr(written[i]) for i in meant)
-                doubt = f": {both} could each be the {ours}; call one of them `{ours}`"
-            elif meant:
-                columns[meant[0]] = ours
-                if written[meant[0]] != ours:
-                    renamed[written[meant[0]]] = ours
-        if key in columns and not doubt:
-            twice = next((name for name in columns if columns.count(name) > 1), None)
-            if twice is not None:
-                raise UserError(f"{path}: has the column {twice!r} twice; leave one out")
-            return separator, tuple(columns), renamed
-    first = (text.splitlines() or [""])[0]
-    found = "is empty" if not first else f"is {first[:_SHOWN]!r}"
-    raise UserError(
-        f"{path}: has no column `{key}`"
-        + (doubt or f"; its first line {found}, expected are names of columns, such as {key},label")
-    )
+    path: Path, line: str, separator: str, key: str
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Our names of the columns, and those that were written otherwise."""
+    if "\0" in line:
+        raise UserError(
+            f"{path}: its first line holds NUL characters, as UTF-16 without its mark has, "
+            "and what is no text; save it as CSV in UTF-8"
+        )
+    try:
+        written = next(csv.reader([line], delimiter=separator), [])
+    except csv.Error:  # a line longer than any of names
+        written = []
+    names = [name.strip().casefold() for name in written]
+    columns = list(written)
+    for ours, others in OTHER_NAMES.items():
+        meant = [i for i, name in enumerate(names) if name == ours]
+        meant = meant or [i for i, name in enumerate(names) if name in others]
+        if len(meant) > 1:
+            both = " and ".join(repr(written[i]) for i in meant)
+            raise UserError(f"{path}: {both} could each be the {ours}; call one of them `{ours}`")
+        for i in meant:
+            columns[i] = ours
+    if key not in columns:
+        found = f"is {line.rstrip()[:_SHOWN]!r}" if line.rstrip() else "is empty"
+        raise UserError(
+            f"{path}: has no column `{key}`; its first line {found}, expected are names of "
+            f"columns, such as {key},label"
+        )
+    twice = next((name for name in columns if columns.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"{path}: has the column {twice!r} twice; leave one out")
+    renamed = {old: new for old, new in zip(written, columns, strict=True) if old != new}
+    return tuple(columns), renamed
 
 
 def _records(

@@ -20,7 +20,7 @@ from simpro_fast.data.files.square import square
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.parallel_map import in_order
-from simpro_fast.utils.regular_file import check_regular, read_text
+from simpro_fast.utils.regular_file import read_text
 
 
 def packed_path(folder: Path, size: int) -> Path:
@@ -72,7 +72,6 @@ def open_packed(path: Path, manifest: Manifest, image_size: int | None) -> np.nd
     index_path = path.with_suffix(".json")
     try:
         index = json.loads(read_text(index_path))
-        check_regular(path)
         images: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]

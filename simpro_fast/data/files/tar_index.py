@@ -17,7 +17,7 @@ from typing import Literal
 
 from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.printable import printable
-from simpro_fast.utils.regular_file import open_unbuffered
+from simpro_fast.utils.regular_file import open_regular
 
 _BLOCK = 512
 _LONGEST_EXTENSION = 1 << 16
@@ -80,7 +80,7 @@ class Member:
 
     def read_view(self) -> memoryview:
         """The content, not copied once more."""
-        with open_unbuffered(self.shard) as file:
+        with open_regular(self.shard) as file:
             start = self.offset - _BLOCK
             data = memoryview(os.pread(file.fileno(), _BLOCK + self.length, max(start, 0)))
         self._verify(bytes(data[:_BLOCK]))
@@ -94,7 +94,7 @@ class Member:
 
     def open(self, mode: Literal["rb"] = "rb") -> io.BufferedReader:
         """A file of the content alone; reads from the disk what is asked for."""
-        file = open_unbuffered(self.shard)  # the reader closes it
+        file = open_regular(self.shard)  # the reader closes it
         try:
             self._verify(os.pread(file.fileno(), _BLOCK, max(self.offset - _BLOCK, 0)))
         except BaseException:
@@ -114,7 +114,7 @@ class Member:
 class _Window(io.RawIOBase):
     """A part of a file as a file."""
 
-    def __init__(self, file: io.FileIO, offset: int, length: int) -> None:
+    def __init__(self, file: io.BufferedReader, offset: int, length: int) -> None:
         self._file, self._offset, self._length, self._position = file, offset, length, 0
 
     def readable(self) -> bool:
@@ -156,7 +156,7 @@ class _Header(tarfile.TarInfo):
         header.own_name, header.own_length = header.name, header.size
         return header
 
-    def has_records(self, file: io.FileIO) -> bool:
+    def has_records(self, file: io.BufferedReader) -> bool:
         """Whether pax records before it, if any, could be read; `tarfile` overlooks odd ones."""
         extended = self.offset_data - self.offset > _BLOCK and not self.pax_headers
         return not extended or os.pread(file.fileno(), 1, self.offset + 156) != b"x"
@@ -176,7 +176,7 @@ def tar_entries(path: str) -> Iterator[Entry]:
         UserError: it cannot be read, is compressed, damaged, cut short, or goes on after its end.
     """
     try:
-        with open_unbuffered(path) as file:
+        with open_regular(path) as file:
             yield from _entries(file, path)
     except OSError as error:
         raise UserError(
@@ -184,7 +184,7 @@ def tar_entries(path: str) -> Iterator[Entry]:
         ) from None
 
 
-def _entries(file: io.FileIO, path: str) -> Iterator[Entry]:
+def _entries(file: io.BufferedReader, path: str) -> Iterator[Entry]:
     total = os.fstat(file.fileno()).st_size
     start = os.pread(file.fileno(), 8, 0)
     if not start:

@@ -11,9 +11,8 @@ import torch
 from simpro_kernels.augment.op import MAX_PIXELS
 from simpro_kernels.augment.operations import IMAGE
 
-from simpro_fast.config.data import DataConfig
 from simpro_fast.data.augment.views import EagerViews, FusedViews, view_plan
-from simpro_fast.data.batch import AugmentConfig, Batch, BatchLayout, StepCounter
+from simpro_fast.data.batch import AugmentConfig, Batch, LoaderSettings, StepCounter
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.pipeline.dali import build_pipeline
 from simpro_fast.data.pipeline.image_store import ImageStore
@@ -43,45 +42,28 @@ class ArrayLoader:
     The pipeline works up to `data.prefetch` steps ahead and in its own thread, where it calls
     `_make_views`. That counts its own steps, starting at `start_step`; labels wait in a queue until
     the views of their step come out.
-
-    Args:
-        dtype: of the views, where they come from one launch; else they are float32.
     """
 
     def __init__(
         self,
-        data: DataConfig,
+        settings: LoaderSettings,
         dataset: ArrayDataset,
         split: Split,
-        *,
-        layout: BatchLayout,
         augment: AugmentConfig,
-        seed: int,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        start_step: int,
-        num_threads: int,
-        dtype: torch.dtype,
     ) -> None:
+        data, device = settings.data, settings.device
         self._dataset, self._split = dataset, split
-        self._layout, self._augment = layout, augment
+        self._layout, self._augment = settings.layout, augment
         self._device = device
         self._targets = split.targets(dataset)
         self._draws = StepSampler(
-            seed=seed,
-            labeled_order=labeled_order(data, self._targets, dataset.num_classes, seed),
+            settings,
+            labeled_order(data, self._targets, dataset.num_classes, settings.seed),
             num_unlabeled=len(split.unlabeled),
-            labeled=layout.labeled,
-            unlabeled=layout.unlabeled,
-            labeled_views=layout.labeled_views,
-            strong_views=layout.strong_views,
-            rank=rank,
-            world_size=world_size,
             augment=augment,
         )
-        self._counter = StepCounter(start_step)
-        self._next_made = start_step
+        self._counter = StepCounter(settings.start_step)
+        self._next_made = settings.start_step
         self._labels: deque[_Labels] = deque()
         self._failure: str | None = None
         # torch fixes the pool size of a thread at its first use. Do it for this one before the
@@ -90,9 +72,7 @@ class ArrayLoader:
         self._resident: ImageStore | None = ImageStore(
             dataset, split, device=device, resident=data.resident
         )
-        self._maker = view_maker(
-            augment, layout.rows, device=device, num_threads=num_threads, dtype=dtype
-        )
+        self._maker = view_maker(settings, augment)
         self._outputs = Outputs(device)
         self._pipe: Any = build_pipeline(
             self._make_views,
@@ -100,7 +80,7 @@ class ArrayLoader:
             normalised=self._maker.normalised,
             augment=augment,
             device=device,
-            num_threads=num_threads,
+            num_threads=settings.num_threads,
             prefetch=data.prefetch,
         )
 
@@ -184,15 +164,15 @@ class ArrayLoader:
         return labels.pin_memory() if self._device.type == "cuda" else labels
 
 
-def view_maker(
-    augment: AugmentConfig, rows: int, *, device: torch.device, num_threads: int, dtype: torch.dtype
-) -> EagerViews | FusedViews:
-    """Return what makes so many views at a time."""
-    if device.type == "cuda":
+def view_maker(settings: LoaderSettings, augment: AugmentConfig) -> EagerViews | FusedViews:
+    """Return what makes the views of a step."""
+    if settings.device.type == "cuda":
         if augment.image_size**2 <= MAX_PIXELS:
-            return FusedViews(augment, dtype)
+            return FusedViews(augment, settings.dtype)
         return EagerViews(augment, threads=1, parts=1)
-    threads = max(1, min(num_threads, rows * augment.image_size**2 // PIXELS_PER_THREAD))
+    rows = settings.layout.rows
+    most = rows * augment.image_size**2 // PIXELS_PER_THREAD
+    threads = max(1, min(settings.num_threads, most))
     parts = max(n for n in range(1, threads + 1) if rows % n == 0)
     return EagerViews(augment, threads=threads, parts=parts)
 

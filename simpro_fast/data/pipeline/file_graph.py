@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from simpro_fast.data.batch import AugmentConfig
+from simpro_fast.data.batch import CPU, AugmentConfig
 from simpro_fast.data.files.decode import ImageSource, encoded_bytes
 from simpro_fast.data.pipeline.dali import import_dali, normalise, strong_view
 
-_CPU = torch.device("cpu")
 VIEW_INPUTS = ("start", "end", "mirror", "table")
 """Inputs for each view of n images: float32 [n, 2] and [n, 2], box corners (y, x) in pixels;
 int32 [n]; int32 [n, 10], see `views.strong_table`, which the weak view does without."""
@@ -147,7 +146,7 @@ def build_file_pipeline(
 class GraphDecoder:
     """The graph's own decoder for one file at a time, outside of training; for one thread."""
 
-    def __init__(self, device: torch.device = _CPU) -> None:
+    def __init__(self, device: torch.device = CPU) -> None:
         fn, _, pipeline_def = import_dali()
         self._gpu = gpu = device.type == "cuda"
 

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from simpro_fast.config.data import DataConfig
 from simpro_fast.data.augment.crops import crop_words, random_crops
 from simpro_fast.data.augment.views import strong_table, weak_table
-from simpro_fast.data.batch import AugmentConfig, Batch, BatchLayout, StepCounter
+from simpro_fast.data.batch import AugmentConfig, Batch, LoaderSettings, StepCounter
 from simpro_fast.data.datasets.image_list import ImageListDataset
 from simpro_fast.data.files.decode import (
     CHANGED,
@@ -36,7 +35,7 @@ from simpro_fast.data.pipeline.file_graph import (
     path_array,
 )
 from simpro_fast.data.pipeline.outputs import Outputs
-from simpro_fast.data.sampling.draws import StepDraws, StepSampler, Stream, below, raw_words
+from simpro_fast.data.sampling.draws import MASK32, StepDraws, StepSampler, Stream, below, raw_words
 from simpro_fast.data.sampling.labeled_order import labeled_order
 from simpro_fast.data.splits.split import Split
 from simpro_fast.utils.errors import UserError
@@ -45,7 +44,6 @@ from simpro_fast.utils.local_files import PAUSES, repeated
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 100
-_MASK32 = np.uint64(0xFFFFFFFF)
 _KINDS = ("labeled", "unlabeled")
 
 
@@ -81,41 +79,28 @@ class FileLoader:
 
     def __init__(
         self,
-        data: DataConfig,
+        settings: LoaderSettings,
         dataset: ImageListDataset,
         split: Split,
-        *,
-        layout: BatchLayout,
         augment: AugmentConfig,
-        seed: int,
-        rank: int,
-        world_size: int,
-        device: torch.device,
-        start_step: int,
-        num_threads: int,
     ) -> None:
-        self._data, self._dataset, self._split = data, dataset, split
-        self._layout, self._augment, self._device = layout, augment, device
-        self._seed, self._rank, self._num_threads = seed, rank, num_threads
+        data, seed = settings.data, settings.seed
+        self._settings, self._dataset, self._split = settings, dataset, split
+        self._data, self._layout, self._augment = data, settings.layout, augment
+        self._seed, self._rank, self._device = seed, settings.rank, settings.device
         self._targets = split.targets(dataset)
         self._draws = StepSampler(
-            seed=seed,
-            labeled_order=labeled_order(data, self._targets, dataset.num_classes, seed),
+            settings,
+            labeled_order(data, self._targets, dataset.num_classes, seed),
             num_unlabeled=len(split.unlabeled),
-            labeled=layout.labeled,
-            unlabeled=layout.unlabeled,
-            labeled_views=layout.labeled_views,
-            strong_views=layout.strong_views,
-            rank=rank,
-            world_size=world_size,
-            augment=replace(augment, max_shift=0),  # crops of files are boxes,
+            augment=replace(augment, max_shift=0),  # crops of files are boxes
         )
         self._rows = rows = dataset.manifest.rows
         self._in_shards = any(row.member for row in rows)
         self._width = np.array([row.width for row in rows], np.int64)
         self._height = np.array([row.height for row in rows], np.int64)
-        self._counter = StepCounter(start_step)
-        self._source_step = start_step
+        self._counter = StepCounter(settings.start_step)
+        self._source_step = settings.start_step
         self._ahead: deque[_Prepared] = deque()
         self._waiting: deque[_Prepared] = deque()
         self._failure: str | None = None
@@ -126,7 +111,7 @@ class FileLoader:
         # See ArrayLoader: this thread's pool of torch threads must exist before the pipeline's.
         torch.get_num_threads()
         self._readers: ThreadPoolExecutor | None = None
-        self._outputs = Outputs(device)
+        self._outputs = Outputs(settings.device)
         self._pipe: Any = self._build()
 
     def next(self, step: int) -> Batch:
@@ -186,7 +171,7 @@ class FileLoader:
     def _build(self) -> Any:
         layout = self._layout
         if self._in_shards:
-            self._readers = ThreadPoolExecutor(self._num_threads)
+            self._readers = ThreadPoolExecutor(self._settings.num_threads)
         return build_file_pipeline(
             self._source,
             read=not self._in_shards,
@@ -194,7 +179,7 @@ class FileLoader:
             num_views=1 + layout.strong_views,
             augment=self._augment,
             device=self._device,
-            num_threads=self._num_threads,
+            num_threads=self._settings.num_threads,
             prefetch=self._data.prefetch,
             hw_decoder_load=self._data.hw_decoder_load,
         )
@@ -289,7 +274,7 @@ class FileLoader:
                 count=1,
                 lane=2 * attempt + kind,
             )
-            candidate = int(members[below(word & _MASK32, len(members))[0]])
+            candidate = int(members[below(word & MASK32, len(members))[0]])
             if int(rows[candidate]) not in self._bad:
                 return candidate
         raise UserError(
@@ -353,7 +338,7 @@ class FileLoader:
         drawn = [self._rows[i] for i in indices]
         if self._readers:
             # One task a thread: with one a file, handing over would cost more than reading.
-            size = -(-len(drawn) // self._num_threads)
+            size = -(-len(drawn) // self._settings.num_threads)
             chunks = [drawn[start : start + size] for start in range(0, len(drawn), size)]
             inputs: list[Any] = [[self._readers.submit(_read, chunk) for chunk in chunks]]
         else:

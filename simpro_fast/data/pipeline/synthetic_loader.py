@@ -6,37 +6,27 @@ from typing import Any
 
 import torch
 
-from simpro_fast.data.batch import Batch, BatchLayout, StepCounter
+from simpro_fast.data.batch import Batch, LoaderSettings, StepCounter
+from simpro_fast.data.datasets.base import ArrayDataset
 
 
 class SyntheticLoader:
-    """The same random batch at every step.
+    """The same random batch at every step, on the device; built as `build_loader` is called.
 
-    Views are standard normal, labels uniform; both are functions of `seed` alone. Positions count
+    Views are standard normal, labels uniform; both are functions of the seed alone. Positions count
     from 0.
     """
 
-    def __init__(
-        self,
-        layout: BatchLayout,
-        *,
-        image_size: int,
-        num_classes: int,
-        device: torch.device,
-        seed: int = 0,
-        start_step: int = 0,
-    ) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        views = torch.randn(layout.rows, 3, image_size, image_size, generator=generator)
+    def __init__(self, settings: LoaderSettings, dataset: ArrayDataset, split: object) -> None:
+        device, layout, side = settings.device, settings.layout, dataset.image_size
+        generator = torch.Generator().manual_seed(settings.seed)
+        views = torch.randn(layout.rows, 3, side, side, generator=generator)
         self._views = views.to(device).contiguous(memory_format=torch.channels_last)
-        labels = torch.randint(
-            num_classes, (layout.labeled + layout.unlabeled,), generator=generator
-        ).to(device)
-        self._targets, self._truth = labels.split([layout.labeled, layout.unlabeled])
-        self._positions = [
-            torch.arange(count, device=device) for count in (layout.labeled, layout.unlabeled)
-        ]
-        self._counter = StepCounter(start_step)
+        sizes = [layout.labeled, layout.unlabeled]
+        labels = torch.randint(dataset.num_classes, (sum(sizes),), generator=generator)
+        self._targets, self._truth = labels.to(device).split(sizes)
+        self._positions = [torch.arange(size, device=device) for size in sizes]
+        self._counter = StepCounter(settings.start_step)
 
     def next(self, step: int) -> Batch:
         self._counter.take(step)

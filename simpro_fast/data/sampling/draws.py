@@ -24,7 +24,7 @@ from enum import IntEnum
 import numpy as np
 from simpro_kernels.augment.operations import LEVELS, LOWEST_LEVEL, Operation
 
-from simpro_fast.data.batch import AugmentConfig
+from simpro_fast.data.batch import AugmentConfig, LoaderSettings
 
 Array = np.ndarray
 
@@ -33,7 +33,8 @@ WORDS_PER_VIEW = 12
 STORED_PERMUTATION_MAX = 1 << 20
 """Largest set whose permutation of a pass is kept in memory (8 bytes an image)."""
 
-_MASK32 = np.uint64(0xFFFFFFFF)
+MASK32 = np.uint64(0xFFFFFFFF)
+"""The low half of a word."""
 
 
 class Stream(IntEnum):
@@ -272,7 +273,7 @@ def augment_params(
     # Rows are fields here, as numpy is slow on short ones. Low and high halves of the words in
     # turns: shift, operation and level twice, centre of the cutout.
     halves = np.empty((8, len(words)), np.uint64)
-    np.bitwise_and(words[:, :4].T, _MASK32, out=halves[0::2])
+    np.bitwise_and(words[:, :4].T, MASK32, out=halves[0::2])
     np.right_shift(words[:, :4].T, np.uint64(32), out=halves[1::2])
     shifts, operations = 2 * augment.max_shift + 1, len(Operation)
     ranges = np.array([shifts, shifts, operations, LEVELS, operations, LEVELS])
@@ -308,60 +309,42 @@ class StepSampler:
     """The draws of any step for one rank; calling it twice gives the same answer.
 
     Args:
-        seed: of the run; every stream follows from it.
+        settings: its seed, its sizes, and its rank, whose slice of the global batch is drawn.
         labeled_order: of the positions in `Split.labeled`, see `sampling.labeled_order`.
         num_unlabeled: length M of `Split.unlabeled`.
-        labeled, unlabeled: images per rank and step (b, m).
-        labeled_views: L, views of a labeled image. strong_views: V of an unlabeled one.
-        rank: this rank's slice of the global batch.
         augment: ranges of the augmentation parameters.
     """
 
     def __init__(
         self,
-        *,
-        seed: int,
+        settings: LoaderSettings,
         labeled_order: Callable[[int, int], Array],
+        *,
         num_unlabeled: int,
-        labeled: int,
-        unlabeled: int,
-        labeled_views: int,
-        strong_views: int,
-        rank: int,
-        world_size: int,
         augment: AugmentConfig,
     ) -> None:
-        self._seed = seed
-        self._labeled, self._unlabeled = labeled, unlabeled
-        self._labeled_views, self._unlabeled_views = labeled_views, 1 + strong_views
-        self._rank, self._world_size = rank, world_size
-        self._augment = augment
+        self._settings, self._layout, self._augment = settings, settings.layout, augment
         self._labeled_order = labeled_order
-        self._unlabeled_order = ShuffledOrder(num_unlabeled, seed, Stream.ORDER_UNLABELED)
+        self._unlabeled_order = ShuffledOrder(num_unlabeled, settings.seed, Stream.ORDER_UNLABELED)
 
     def __call__(self, step: int) -> StepDraws:
         """This rank's draws of `step` (counted from 0)."""
-        global_start = step * self._world_size + self._rank
+        layout, b, m = self._layout, self._layout.labeled, self._layout.unlabeled
+        place = step * self._settings.world_size + self._settings.rank
         return StepDraws(
             step=step,
-            labeled_positions=self._labeled_order(global_start * self._labeled, self._labeled),
-            unlabeled_positions=self._unlabeled_order(
-                global_start * self._unlabeled, self._unlabeled
-            ),
-            labeled_views=self._views(
-                Stream.AUGMENT_LABELED, step, self._labeled, self._labeled_views
-            ),
-            unlabeled_views=self._views(
-                Stream.AUGMENT_UNLABELED, step, self._unlabeled, self._unlabeled_views
-            ),
+            labeled_positions=self._labeled_order(place * b, b),
+            unlabeled_positions=self._unlabeled_order(place * m, m),
+            labeled_views=self._views(Stream.AUGMENT_LABELED, step, b, layout.labeled_views),
+            unlabeled_views=self._views(Stream.AUGMENT_UNLABELED, step, m, 1 + layout.strong_views),
         )
 
     def _views(self, stream: Stream, step: int, count: int, num_views: int) -> AugmentParams:
         return augment_params(
-            self._seed,
+            self._settings.seed,
             stream,
             step,
-            start=self._rank * count,
+            start=self._settings.rank * count,
             count=count,
             num_views=num_views,
             augment=self._augment,

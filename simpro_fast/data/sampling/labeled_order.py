@@ -18,10 +18,9 @@ from collections.abc import Callable
 import numpy as np
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.sampling.draws import ShuffledOrder, Stream, below, raw_words
+from simpro_fast.data.sampling.draws import MASK32, ShuffledOrder, Stream, below, raw_words
 
 Array = np.ndarray
-_MASK32 = np.uint64(0xFFFFFFFF)
 _CHUNK = 1 << 20
 
 Order = Callable[[int, int], Array]
@@ -82,7 +81,7 @@ class ClassFirstOrder:
             start_block=first_block,
             count=start + count - 4 * first_block,
         )[start - 4 * first_block :]
-        chosen = np.searchsorted(self._thresholds, words & _MASK32, side="right")
+        chosen = np.searchsorted(self._thresholds, words & MASK32, side="right")
         within = below(words >> np.uint64(32), self._counts[chosen])
         return self._positions[self._starts[chosen] + within]
 

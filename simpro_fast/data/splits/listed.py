@@ -101,7 +101,7 @@ def split_from_file(data: DataConfig, path: Path, dataset: ArrayDataset) -> Spli
     sizes["unlabeled"] = len(dataset.unlabeled_pool)
     if dataset.test_labels is not None:
         sizes["test"] = len(dataset.test_labels)
-    lists = read_lists(path, sum(sizes.values()))
+    lists = read_lists(path)
     if "test" not in lists:
         if dataset.test_labels is None:
             raise UserError(f"{path}: needs a list `test`, since {dataset.name} has no test part")

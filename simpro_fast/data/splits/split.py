@@ -15,7 +15,7 @@ from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.file_schema import Count, FileSchema, read_as
-from simpro_fast.utils.npz import BROKEN, read_npz
+from simpro_fast.utils.npz import read_npz
 
 JSON_NAME = "split.json"
 NPZ_NAME = "split.npz"
@@ -184,8 +184,7 @@ def load_split(run_dir: Path) -> Split:
         UserError: a file is missing or damaged, or the lists do not have the recorded hash.
     """
     told = read_as(run_dir / JSON_NAME, SplitFile)
-    most = told.num_labeled + told.num_unlabeled + told.num_test
-    lists = read_lists(run_dir / NPZ_NAME, most, needed=LISTS)
+    lists = read_lists(run_dir / NPZ_NAME, LISTS)
     split = Split(
         labeled=lists["labeled"],
         unlabeled=lists["unlabeled"],
@@ -203,19 +202,13 @@ def load_split(run_dir: Path) -> Split:
     return split
 
 
-def read_lists(
-    path: Path, most_images: int, *, needed: Sequence[str] = LISTS[:2]
-) -> dict[str, np.ndarray]:
-    """The int64 lists of an npz file; nothing in it is unpickled.
-
-    Args:
-        most_images: in all lists together; a file that unpacks to much more is not read.
-    """
+def read_lists(path: Path, needed: Sequence[str] = LISTS[:2]) -> dict[str, np.ndarray]:
+    """The int64 lists of an npz file; those in `needed` must be there."""
     try:
-        lists = read_npz(path, LISTS, 16 * most_images + (1 << 16))
+        lists = read_npz(path, LISTS)
     except FileNotFoundError:
         raise UserError(f"{path}: no such split file") from None
-    except BROKEN as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: not an npz file of index lists ({error})") from None
     for name in needed:
         if name not in lists:

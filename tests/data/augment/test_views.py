@@ -75,17 +75,6 @@ def test_every_operation_level_and_sign_equals_pillow(
             assert np.array_equal(ours, expected), f"level {level}, negative {negative}"
 
 
-def test_oblong_images() -> None:
-    batch = np.ascontiguousarray(images(64, 4)[:, :40])
-    for operation in Operation:
-        ours = run_operation(batch, operation, 7, True)
-        for one, image in zip(ours, batch, strict=True):
-            expected = pillow_policy.apply_operation(
-                Image.fromarray(image), pillow_policy.OPERATIONS[operation], 7, True
-            )
-            assert np.array_equal(one, np.asarray(expected)), operation.name
-
-
 def sample_draws(count: int, size: int, step: int = 0) -> AugmentParams:
     return augment_params(
         11,
@@ -141,13 +130,6 @@ def test_cutout_border_rule() -> None:
     assert filled.sum(dim=(1, 2)).tolist() == [17 * 17, 9 * 17, 17 * 17]
     widths = cutout_boxes(np.stack([np.linspace(0, 31.99, 999)] * 2, 1), 16, 32, 32)
     assert set((widths[:, 2] - widths[:, 0] + 1).tolist()) == set(range(9, 18))
-
-
-def test_a_table_or_images_of_the_wrong_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"table must be \[2, 10\]"):
-        strong_policy(torch.zeros(2, 8, 8, 3, dtype=torch.uint8), weak_table(3))
-    with pytest.raises(ValueError, match="uint8"):
-        strong_policy(torch.zeros(2, 8, 8, 3), weak_table(2))
 
 
 def test_case_11_strength_of_the_policy() -> None:

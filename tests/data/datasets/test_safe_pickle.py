@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -35,8 +33,9 @@ GOLDEN = (
 )
 
 
-def test_golden_python2_batch() -> None:
-    content = load(GOLDEN)
+@pytest.mark.parametrize("spelling", [b"numpy.core.", b"numpy._core."])
+def test_golden_python2_batch(spelling: bytes) -> None:
+    content = load(GOLDEN.replace(b"numpy.core.", spelling))
     assert list(content) == ["batch_label", "labels", "data", "filenames"]
     assert content["batch_label"] == "training batch 1 of 5"
     assert content["labels"] == [6, 9]
@@ -57,46 +56,11 @@ def test_arrays_written_by_this_numpy(protocol: int, order: str) -> None:
     assert content["data"].flags.writeable
 
 
-def test_new_numpy_spelling_of_an_old_file() -> None:
-    content = load(GOLDEN.replace(b"numpy.core.", b"numpy._core."))
-    np.testing.assert_array_equal(content["data"], [[0, 1, 127], [128, 254, 255]])
-
-
 @pytest.mark.parametrize("protocol", range(6))
 def test_numbers_written_by_numpy(protocol: int) -> None:
     labels = [np.int64(3), np.uint8(7), np.float64(0.5)]
     content = pickle.dumps({"labels": labels}, protocol=protocol)
     assert load(content)["labels"] == [3, 7, 0.5]
-    if protocol < 4:  # later ones write the length of the name as well
-        old = content.replace(b"numpy._core.m", b"numpy.core.m")
-        assert load(old)["labels"] == [3, 7, 0.5]
-
-
-def test_numbers_that_are_objects_are_refused() -> None:
-    harmful = b"cnumpy.core.multiarray\nscalar\n(cnumpy\ndtype\n(U\x01OK\x00K\x01tRU\x00tR."
-    with pytest.raises(UserError, match=r"refused to load numpy\.dtype\('O'\)"):
-        load(harmful)
-    with pytest.raises(UserError, match="scalar of another type"):
-        load(b"cnumpy.core.multiarray\nscalar\n(U\x02u1U\x01xtR.")
-
-
-class Touch:
-    """A pickle that runs a command when it is loaded by `pickle.load`."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple:
-        return subprocess.call, (["touch", str(self.path)],)
-
-
-def test_code_in_a_pickle_is_refused_and_named(tmp_path: Path) -> None:
-    attack = pickle.dumps({"data": Touch(tmp_path / "ran")})
-    with pytest.raises(UserError, match=r"train\.pkl: refused to load subprocess\.call"):
-        load(attack)
-    assert not (tmp_path / "ran").exists()
-    pickle.loads(attack)
-    assert (tmp_path / "ran").exists(), "the attack itself must work, or this test shows nothing"
 
 
 @pytest.mark.parametrize(
@@ -115,23 +79,18 @@ def test_names_outside_the_list_are_refused(opcodes: bytes, named: str) -> None:
         load(opcodes)
 
 
-def test_arrays_of_objects_are_refused() -> None:
-    with pytest.raises(UserError, match=r"refused to load numpy\.dtype\('O8'\)"):
-        load(pickle.dumps({"data": np.array([{}], dtype=object)}))
-
-
-def test_array_shorter_than_its_shape() -> None:
-    with pytest.raises(UserError, match="damaged"):
-        load(GOLDEN.replace(b"K\x01K\x02K\x03\x86", b"K\x01K\x02K\x04\x86"))
-
-
-@pytest.mark.parametrize("content", [b"", b"hello", GOLDEN[:-40], b"<html>not found</html>"])
-def test_damaged_file_is_one_line(content: bytes) -> None:
-    with pytest.raises(UserError, match=r"train\.pkl: damaged or not a pickle file") as info:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (pickle.dumps({"data": np.array([{}], dtype=object)}), r"refused to load numpy\.dtype"),
+        # The same as a number, which numpy itself would take for an address.
+        (b"cnumpy.core.multiarray\nscalar\n(cnumpy\ndtype\n(U\x01OtRU\x08AAAAAAAAtR.", "refused"),
+        (GOLDEN.replace(b"K\x01K\x02K\x03\x86", b"K\x01K\x02K\x04\x86"), "damaged"),
+        *((content, "damaged") for content in (b"", b"hello", GOLDEN[:-40], b"<html></html>")),
+        (pickle.dumps([1, 2]), "expected a dictionary"),
+    ],
+)
+def test_anything_else_is_refused_on_one_line(content: bytes, message: str) -> None:
+    with pytest.raises(UserError, match=rf"train\.pkl: .*{message}") as info:
         load(content)
     assert "\n" not in str(info.value)
-
-
-def test_other_than_a_dictionary() -> None:
-    with pytest.raises(UserError, match="holds a list, expected a dictionary"):
-        load(pickle.dumps([1, 2]))

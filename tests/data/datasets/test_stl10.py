@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from simpro_fast.data.splits.build import make_split
 from simpro_fast.methods import resolve_alpha
 from simpro_fast.utils.errors import ConfigError, UserError
 from tests.data.stl10_format import stl10_members, write_stl10, write_stl10_archive
-from tests.processes import PATIENCE
 
 
 def load(root: Path, **keys: object) -> ArrayDataset:
@@ -162,24 +160,6 @@ def test_cache_folder(tmp_path: Path) -> None:
         load(tmp_path / "a", cache_dir=tmp_path / "file")
 
 
-def _fingerprint(root: Path, queue: multiprocessing.Queue) -> None:
-    queue.put(load(root).fingerprint())
-
-
-def test_four_processes_start_at_once(tmp_path: Path) -> None:
-    write_stl10_archive(tmp_path, stl10_members(per_class=1, unlabeled=3))
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    starts = [context.Process(target=_fingerprint, args=(tmp_path, queue)) for _ in range(4)]
-    for start in starts:
-        start.start()
-    seen = {queue.get(timeout=PATIENCE) for _ in starts}
-    for start in starts:
-        start.join()
-    assert seen == {load(tmp_path).fingerprint()}
-    assert len(list(tmp_path.iterdir())) == 2, "the archive, one copy, nothing half-written"
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -203,8 +183,6 @@ def test_foreign_files(tmp_path: Path, name: str, content: bytes | None, message
 
 
 def test_damaged_archive_missing_files_and_sizes(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"neither stl10_binary/ nor .*set data\.root"):
-        load(tmp_path)
     archive = write_stl10_archive(tmp_path, stl10_members(per_class=1, unlabeled=2))
     archive.write_bytes(archive.read_bytes()[:200_000])
     with pytest.raises(UserError, match=r"tar\.gz.*fetch it again") as info:

@@ -18,19 +18,15 @@ PLAIN = "path,label\na.jpg,cats\nb.jpg,\nsub/c.jpg,dögs\n"
 @pytest.mark.parametrize(
     ("text", "encoding", "told"),
     [
-        (PLAIN, "utf-8", None),
         (PLAIN, "utf-8-sig", None),
         (PLAIN.replace("\n", "\r\n"), "utf-8", None),
         (PLAIN.replace("\n", "\r"), "utf-8", None),
         (PLAIN.replace(",", ";"), "utf-8", "separated by a semicolon"),
-        (PLAIN.replace(",", ";"), "utf-8-sig", "separated by a semicolon"),
         ("sep=;\r\n" + PLAIN.replace(",", ";"), "utf-8", "separated by a semicolon"),
-        ('"sep=,"\n' + PLAIN, "utf-8-sig", None),
         ("sep=\t\n" + PLAIN.replace(",", "\t"), "utf-16", "UTF-16, separated by a tab"),
         (PLAIN.replace(",", "\t"), "utf-16", "UTF-16, separated by a tab"),
         (PLAIN.replace(",", "\t"), "utf-16-be-bom", "UTF-16, separated by a tab"),
         (PLAIN.replace("path,label", "filename,class"), "utf-8", "'filename' is taken as path"),
-        (PLAIN.replace("path,label", "image,label"), "utf-8", "'image' is taken as path"),
         (PLAIN.replace("path,label", "file_name,category"), "utf-8", "'category' is taken as lab"),
         (PLAIN.replace("path,label", "Path, Label"), "utf-8", "'Path' is taken as path"),
         (PLAIN.replace("path,label", '"path","label"'), "utf-8", None),
@@ -62,9 +58,7 @@ def test_separator_in_names_needs_quotes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "part"),
     [
-        (b"photos/a.jpg,cats\nb.jpg,dogs\n", "first line is 'photos/a.jpg,cats'.*path,label"),
         (b"image_id,label\n1,cats\n", "first line is 'image_id,label'"),
-        (b"path|label\na.jpg|cats\n", r"first line is 'path\|label'"),
         (b"", "first line is empty"),
         (b"image,filename\na.jpg,b.jpg\n", "'image' and 'filename' could each be the path"),
         (b"path,label,label\na.jpg,x,y\n", "'label' (twice|and 'label')"),
@@ -94,14 +88,6 @@ def test_anything_else_is_one_line_with_what_was_found(
     with pytest.raises(UserError, match=part) as caught:
         read_manifest(path)
     assert str(path) in str(caught.value) and str(caught.value).isprintable()
-
-
-def test_control_characters_in_names_are_shown_as_escapes(tmp_path: Path) -> None:
-    path = tmp_path / "m.csv"
-    path.write_bytes(b"path,split\n\x1b[31mred\x07.jpg,tr\x1bain\n")
-    with pytest.raises(UserError, match=r"line 2: split='tr\\x1bain'") as caught:
-        read_manifest(path)
-    assert str(caught.value).isprintable()
 
 
 def test_list_that_was_cut_off_is_told_as_such(tmp_path: Path) -> None:

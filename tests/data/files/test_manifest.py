@@ -21,11 +21,9 @@ from simpro_fast.data.files.manifest import (
     write_manifest,
 )
 from simpro_fast.data.files.scan_folders import scan_folders
-from simpro_fast.data.files.skipped import HIDDEN, NO_IMAGE, OUTSIDE, SPECIAL, TAKEN
-from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.data.files.skipped import HIDDEN, NO_IMAGE, OUTSIDE
 from simpro_fast.utils.errors import UserError
 from tests.data.image_folders import cut, picture, save, tidy
-from tests.processes import as_nobody, run, with_small_files
 
 
 def names(manifest: Manifest, split: str) -> list[str]:
@@ -69,24 +67,6 @@ def test_flat_and_nested_heaps(tmp_path: Path) -> None:
     assert ignored.counts == {NO_IMAGE: 1}
 
 
-def test_pipes_and_broken_links(tmp_path: Path) -> None:
-    root = tidy(tmp_path, unlabeled=2)
-    os.mkfifo(root / "unlabeled/pipe.jpg")
-    (root / "unlabeled/link.jpg").symlink_to(root / "unlabeled/pipe.jpg")
-    (root / "labeled/cats/gone.jpg").symlink_to("nowhere")
-    manifest, ignored = scan_folders(root / "labeled", [root / "unlabeled"])
-    assert ignored.counts == {SPECIAL: 2} and len(manifest.rows) == 12 + 1 + 2
-    (gone,) = [row for row in manifest.rows if "gone" in row.path]
-    assert check_file(gone.image).status == "unreadable: No such file or directory"
-
-
-def test_labeled_files_below_the_unlabeled_root_are_left_out_there(tmp_path: Path) -> None:
-    root = tidy(tmp_path)
-    manifest, ignored = scan_folders(root / "labeled", [root], root / "val")
-    assert ignored.counts == {TAKEN: 12 + 6}
-    assert len(names(manifest, "unlabeled")) == 24
-
-
 @pytest.mark.parametrize(
     ("remove", "part"),
     [
@@ -102,27 +82,6 @@ def test_what_is_missing_is_said_in_one_line(tmp_path: Path, remove: str, part: 
     with pytest.raises(UserError, match=part) as caught:
         scan_folders(root / "labeled", [root / "unlabeled"], root / "val")
     assert len(str(caught.value).splitlines()) == 1
-
-
-def test_class_of_val_that_is_not_labeled(tmp_path: Path) -> None:
-    root = tidy(tmp_path)
-    save(root / "val/mice/1.jpg", picture(1))
-    with pytest.raises(UserError, match=r"'mice'.*cats, dogs, owls"):
-        scan_folders(root / "labeled", [root / "unlabeled"], root / "val")
-
-
-def _print_refusal(root: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        scan_folders(root / "labeled", [root / "unlabeled"])
-    print(caught.value)
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="another user is needed to be refused")
-def test_folder_without_permission_is_named(open_path: Path) -> None:
-    root = tidy(open_path, unlabeled=3)
-    (root / "unlabeled").chmod(0o700)
-    done = run(as_nobody, _print_refusal, root)
-    assert f"{root}/unlabeled: cannot be read (Permission denied)" in done.stdout
 
 
 def test_formats(tmp_path: Path) -> None:
@@ -306,20 +265,3 @@ def test_missing_manifest_and_missing_pyarrow(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"`pip install 'pyarrow>=15'`"):
         read_manifest(tmp_path / "m.parquet")
-
-
-def _replace(path: Path) -> None:
-    with pytest.raises(UserError) as caught, replacing(path) as file:
-        file.write(bytes(5000))
-    print(caught.value)
-
-
-def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "m.csv"
-    path.write_text("old")
-    done = run(with_small_files, 1000, _replace, path)
-    assert done.stdout == (
-        f"{path}: cannot be written (File too large); free some space or choose another folder\n"
-    )
-    assert path.read_text() == "old"
-    assert [p.name for p in tmp_path.iterdir()] == ["m.csv"]

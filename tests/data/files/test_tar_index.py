@@ -20,7 +20,6 @@ from simpro_fast.data.files.tar_index import FILE, Member, tar_entries
 from simpro_fast.utils.errors import UserError
 from tests.data.image_folders import picture, save, tidy
 from tests.data.tar_shards import jpeg, members_of, refusal, scan_members, write_tar
-from tests.processes import as_nobody, run
 
 LONG = "a/" * 60 + "0001.jpg"
 
@@ -216,17 +215,3 @@ def test_member_that_moved_is_not_read(tmp_path: Path) -> None:
         read_rgb(second)
     path.unlink()
     assert check_file(first).status == "unreadable: No such file or directory"
-
-
-def _print_refusal(path: str) -> None:
-    with pytest.raises(UserError) as caught:
-        list(tar_entries(path))
-    print(caught.value)
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="another user is needed to be refused")
-def test_shard_without_permission_is_named(open_path: Path) -> None:
-    path = write_tar(open_path / "x.tar", [("1.jpg", b"x")])
-    path.chmod(0o600)
-    done = run(as_nobody, _print_refusal, str(path))
-    assert done.stdout.startswith(f"{path}: cannot be read (Permission denied)")

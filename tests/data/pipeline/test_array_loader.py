@@ -18,7 +18,7 @@ import torch
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.augment.replay import replay_views
 from simpro_fast.data.augment.views import FusedViews
-from simpro_fast.data.batch import AugmentConfig, Batch, BatchLayout, Loader, rank_layout
+from simpro_fast.data.batch import AugmentConfig, Batch, BatchLayout, Loader, LoaderSettings
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.loader import build_loader, resolve_augment
 from simpro_fast.data.pipeline import array_loader
@@ -76,19 +76,8 @@ def make() -> Iterator[Make]:
         parts: Split | None = None,
         **options: Any,
     ) -> Loader:
-        arguments: dict[str, Any] = {
-            "labeled_views": 2,
-            "strong_views": 2,
-            "seed": 1,
-            "rank": 0,
-            "world_size": 1,
-            "device": CPU,
-            "start_step": 0,
-            "num_threads": 1,
-        }
-        loader = build_loader(
-            data, source or dataset(), parts or split(20, 40), **{**arguments, **options}
-        )
+        settings = LoaderSettings(data=data, **options)
+        loader = build_loader(settings, source or dataset(), parts or split(20, 40))
         loaders.append(loader)
         return loader
 
@@ -103,19 +92,12 @@ def assert_equal(a: Batch, b: Batch) -> None:
         assert torch.equal(getattr(a, name), getattr(b, name)), name
 
 
-def test_shapes_types_and_memory_format(make: Make) -> None:
-    batch = make().next(0)
-    assert batch.views.shape == (2 * 4 + 3 * 12, 3, 16, 16)
-    assert batch.views.dtype == torch.float32
-    assert batch.views.is_contiguous(memory_format=torch.channels_last)
-    assert batch.targets.shape == (4,)
-    assert batch.truth.shape == (12,)
-    assert batch.targets.dtype == batch.truth.dtype == torch.int64
-
-
 def test_a_batch_is_a_function_of_the_step(make: Make) -> None:
     first, again = make(), make()
     batches = [first.next(step) for step in range(6)]
+    assert batches[0].views.shape == (2 * 4 + 3 * 12, 3, 16, 16)
+    assert batches[0].views.is_contiguous(memory_format=torch.channels_last)
+    assert (batches[0].targets.shape, batches[0].truth.shape) == ((4,), (12,))
     for step in range(6):
         assert_equal(again.next(step), batches[step])
     resumed = make(start_step=3)
@@ -222,18 +204,6 @@ def test_case_8_a_set_smaller_than_a_batch_trains(make: Make) -> None:
         assert set(loader.describe(step)["unlabeled"]) == set(range(3, 8))
 
 
-def test_case_8_every_image_is_seen_on_four_ranks(make: Make) -> None:
-    """26 unlabeled images, 4 ranks, 6 each."""
-    data = CONFIG.model_copy(update={"batch_size": 8, "mu": 3})
-    loaders = [make(data, parts=split(20, 26), rank=rank, world_size=4) for rank in range(4)]
-    seen: set[int] = set()
-    for step in range(3):
-        for loader in loaders:
-            assert loader.next(step).truth.shape == (6,)
-            seen |= set(loader.describe(step)["unlabeled"])
-    assert seen == set(range(20, 46))
-
-
 def test_case_8_more_ranks_than_images_is_one_clear_line(make: Make) -> None:
     with pytest.raises(ConfigError, match=r"3 labeled images .* 4 ranks") as caught:
         make(parts=split(3, 30), world_size=4)
@@ -266,9 +236,7 @@ def test_case_29_more_ranks_after_a_resume_still_cover_each_pass(make: Make) -> 
 def test_steps_out_of_order_are_refused(make: Make) -> None:
     for loader in (
         make(start_step=5),
-        SyntheticLoader(
-            BatchLayout(2, 4, 1, 1), image_size=8, num_classes=3, device=CPU, start_step=5
-        ),
+        SyntheticLoader(LoaderSettings(data=CONFIG, start_step=5), dataset(), None),
     ):
         with pytest.raises(ValueError, match="step 4 asked for, but step 5 is next"):
             loader.next(4)
@@ -294,17 +262,6 @@ def test_a_failure_names_its_step_and_stays(make: Make, monkeypatch: pytest.Monk
         loader.next(3)
 
 
-def test_a_failure_inside_the_graph_is_one_line(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: Any, **__: Any) -> torch.Tensor:
-        raise OSError("disk on fire")
-
-    monkeypatch.setattr(array_loader.EagerViews, "__call__", broken)
-    with pytest.raises(UserError, match=r"^data of step 0: .*disk on fire$"):
-        make().next(0)
-
-
 def test_views_that_come_normalised_make_the_same_batches(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,8 +275,8 @@ def test_views_that_come_normalised_make_the_same_batches(
             backwards = torch.cat([torch.zeros_like(gathered), gathered.flip(0)])
             return backwards, len(backwards) - 1 - device_rows
 
-    def fused(augment: AugmentConfig, _: int, *, dtype: torch.dtype, **__: Any) -> FusedViews:
-        return FusedViews(augment, dtype)
+    def fused(settings: LoaderSettings, augment: AugmentConfig) -> FusedViews:
+        return FusedViews(augment, settings.dtype)
 
     loader = make()
     batches = [loader.next(step) for step in range(4)]
@@ -366,15 +323,14 @@ def test_training_threads_keep_their_number() -> None:
 import numpy, torch
 torch.set_num_threads(3)
 from simpro_fast.config.data import DataConfig
+from simpro_fast.data.batch import LoaderSettings
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.splits.build import make_split
 data = DataConfig(labeled_max=10, unlabeled_max=10, gamma_labeled=2.0, test_per_class=5,
                   batch_size=8, mu=2)
 digits = load_dataset(data)
-loader = build_loader(data, digits, make_split(data, digits, 1), labeled_views=2, strong_views=2,
-                      seed=1, rank=0, world_size=1, device=torch.device("cpu"), start_step=0,
-                      num_threads=1)
+loader = build_loader(LoaderSettings(data=data), digits, make_split(data, digits, 1))
 for step in range(3):
     loader.next(step)
 print(torch.get_num_threads())
@@ -403,14 +359,16 @@ def test_no_flip_where_the_data_set_forbids_it(make: Make) -> None:
 
 
 def test_rank_shapes_and_synthetic_batch() -> None:
-    shapes = rank_layout(CONFIG, labeled_views=1, strong_views=3, world_size=2)
-    assert shapes == BatchLayout(labeled=2, unlabeled=6, labeled_views=1, strong_views=3)
-    loader = SyntheticLoader(shapes, image_size=8, num_classes=3, device=CPU)
+    settings = LoaderSettings(data=CONFIG, labeled_views=1, strong_views=3, world_size=2)
+    shapes = BatchLayout(labeled=2, unlabeled=6, labeled_views=1, strong_views=3)
+    assert settings.layout == shapes
+    source = dataset(size=8)
+    loader = SyntheticLoader(settings, source, None)
     batch, later = loader.next(0), loader.next(1)
     assert batch.views.shape == (2 + 4 * 6, 3, 8, 8)
     assert batch.views.is_contiguous(memory_format=torch.channels_last)
     assert batch.targets.shape == (2,)
-    assert batch.truth.max() < 3
+    assert batch.truth.max() < source.num_classes
     assert torch.equal(batch.views, later.views)
     loader.close()
 

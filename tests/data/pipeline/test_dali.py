@@ -126,17 +126,6 @@ def test_views_that_come_normalised_are_the_same_ones(device: torch.device | str
         assert torch.equal(made.cpu(), expected.to(dtype))
 
 
-@pytest.mark.gpu
-def test_the_same_graph_on_the_gpu() -> None:
-    size, shift, count = 32, 4, 300
-    images, one = photos(count, size), draws(count, size, shift)
-    table = strong_table(one, cutout=16, width=size, height=size)
-    views = AugmentConfig(size, shift, True, 16, MEAN, STD)
-    on_cpu = run_graph(images, one, table, views)
-    on_gpu = run_graph(images, one, table, views, torch.device("cuda", 0))
-    torch.testing.assert_close(on_gpu.cpu(), on_cpu, atol=2e-6, rtol=0)
-
-
 def test_without_dali_the_error_has_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("nvidia.dali")]:
         monkeypatch.delitem(sys.modules, name)

@@ -15,6 +15,7 @@ from simpro_kernels.augment.reference import strong_policy
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.augment.crops import resize_crop
 from simpro_fast.data.augment.views import strong_table
+from simpro_fast.data.batch import LoaderSettings
 from simpro_fast.data.datasets.image_list import MEAN, STD, load_own_images
 from simpro_fast.data.files.decode import Facts, check_file, read_rgb
 from simpro_fast.data.loader import build_loader
@@ -23,7 +24,7 @@ from simpro_fast.data.pipeline.dali import import_dali
 from simpro_fast.data.pipeline.file_graph import decode, path_array
 from simpro_fast.data.sampling.draws import AugmentParams
 from simpro_fast.data.splits.listed import listed_split
-from simpro_fast.utils.errors import ConfigError, UserError
+from simpro_fast.utils.errors import UserError
 from tests.data.file_loaders import BATCH, MU, SIDE, L, M, V, assert_same, batches, loader
 from tests.data.image_folders import cut, every_kind, picture, save, tidy
 from tests.data.tar_shards import as_shards
@@ -151,7 +152,7 @@ def test_labels_belong_to_their_files(shared: Path) -> None:
 
 def test_two_ranks_are_one(shared: Path) -> None:
     whole = batches(shared, 3)
-    parts = [batches(shared, 3, rank=rank, world=2) for rank in range(2)]
+    parts = [batches(shared, 3, rank=rank, world_size=2) for rank in range(2)]
     b, m = BATCH // 2, M // 2
     for step in range(3):
         joined, row = [], 0
@@ -187,20 +188,6 @@ def test_scales_of_weak_and_strong_views(shared: Path) -> None:
         # a square of 81 % of the area of a long image does not fit and is cut
         assert (share[0] <= 0.81 + 1e-9).all() and (share[0] > 0.5).all()
         assert np.allclose(share[1:], 0.25)
-
-
-def test_small_sets_and_many_ranks(tmp_path: Path) -> None:
-    """Full batches from fewer images than a batch; more ranks than images is refused."""
-    root = tidy(tmp_path, labeled=(1, 1, 1), unlabeled=5)
-    seen: set[str] = set()
-    with loader(root) as made:
-        for step in range(4):
-            batch = made.next(step)
-            assert len(batch.targets) == BATCH and len(batch.views) == L * BATCH + (1 + V) * M
-            seen.update(made.describe(step)["paths"])
-    assert len(seen) == 8
-    with pytest.raises(ConfigError, match="3 labeled images cannot be shared by 4 ranks"):
-        batches(root, 1, world=4)
 
 
 @pytest.mark.parametrize("damage", ["cut", "text", "empty"])
@@ -257,7 +244,7 @@ def test_skipped_images_are_replaced_alike_everywhere(tmp_path: Path) -> None:
     # a run that starts later, and knows nothing of the first failure, replaces them alike
     for a, b in zip(whole[1:], batches(root, 3, start=1, **arguments), strict=True):
         assert_same(a, b)
-    halves = [batches(root, 4, rank=rank, world=2, **arguments) for rank in range(2)]
+    halves = [batches(root, 4, rank=rank, world_size=2, **arguments) for rank in range(2)]
     for step, batch in enumerate(whole):
         targets = torch.cat([half[step].targets for half in halves])
         assert torch.equal(targets, batch.targets)
@@ -311,19 +298,10 @@ def test_gpu_views_are_close_to_the_cpu_ones(shared: Path, tmp_path: Path, kind:
     dataset = load_own_images(data)
     found = {}
     for device in ("cpu", "cuda"):
-        made = build_loader(
-            data,
-            dataset,
-            listed_split(data, dataset),
-            labeled_views=1,
-            strong_views=1,
-            seed=1,
-            rank=0,
-            world_size=1,
-            device=torch.device(device),
-            start_step=0,
-            num_threads=2,
+        settings = LoaderSettings(
+            data=data, labeled_views=1, strong_views=1, device=torch.device(device), num_threads=2
         )
+        made = build_loader(settings, dataset, listed_split(data, dataset))
         steps = [made.next(step) for step in range(6)]
         found[device] = [pixels(batch.views[: BATCH + M].cpu()) for batch in steps]
         made.close()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from simpro_fast.config.data import DataConfig
+from simpro_fast.data.batch import LoaderSettings
 from simpro_fast.data.datasets.image_list import load_own_images
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.loader import build_loader
@@ -128,19 +129,8 @@ def test_training_that_lags_behind_sees_its_own_batches(kind: str, tmp_path: Pat
         split = listed_split(data, dataset)
 
     def sums(wait: Callable[[], None]) -> list[float]:
-        loader = build_loader(
-            data,
-            dataset,
-            split,
-            labeled_views=2,
-            strong_views=2,
-            seed=1,
-            rank=0,
-            world_size=1,
-            device=GPU,
-            start_step=0,
-            num_threads=2,
-        )
+        settings = LoaderSettings(data=data, device=GPU, num_threads=2)
+        loader = build_loader(settings, dataset, split)
         found = []
         for step in range(20):
             batch = loader.next(step)

@@ -94,6 +94,7 @@ import resource, sys
 import numpy as np, torch
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.batch import LoaderSettings
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.datasets.image_list import select
 from simpro_fast.data.splits.build import make_split
@@ -108,9 +109,7 @@ data = DataConfig(name="sparse", labeled_max=count // 100, unlabeled_max=count /
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 dataset.fingerprint()
 split = make_split(data, dataset, 1)
-loader = build_loader(data, dataset, split, labeled_views=2, strong_views=2,
-                      seed=1, rank=0, world_size=1, device=torch.device("cpu"), start_step=0,
-                      num_threads=1)
+loader = build_loader(LoaderSettings(data=data), dataset, split)
 for step in range(3):
     assert loader.next(step).views.shape == (2 * 8 + 3 * 32, 3, side, side)
 net = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 10))

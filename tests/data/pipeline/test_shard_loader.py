@@ -62,8 +62,8 @@ def test_batches_from_shards_are_those_from_files(
         whole[4:], batches(steps=2, start=4, prefetch=3, **arguments), strict=True
     ):
         assert_same(found, expected)
-    halves = [batches(steps=2, rank=rank, world=2, **arguments) for rank in range(2)]
-    plain = [batches(shared, 2, rank=rank, world=2) for rank in range(2)]
+    halves = [batches(steps=2, rank=rank, world_size=2, **arguments) for rank in range(2)]
+    plain = [batches(shared, 2, rank=rank, world_size=2) for rank in range(2)]
     for half, other in zip(halves, plain, strict=True):
         for found, expected in zip(half, other, strict=True):
             assert_same(found, expected)

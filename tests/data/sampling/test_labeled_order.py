@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import chisquare
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.batch import AugmentConfig
+from simpro_fast.data.batch import AugmentConfig, LoaderSettings
 from simpro_fast.data.sampling.draws import StepSampler
 from simpro_fast.data.sampling.labeled_order import (
     ClassFirstOrder,
@@ -98,18 +98,12 @@ def test_ranks_share_one_stream_and_each_sees_the_same_frequencies(sampling: str
     world, steps = 4, 500
 
     def source(rank: int, world: int) -> StepSampler:
-        return StepSampler(
-            seed=3,
-            labeled_order=labeled_order(config(sampling), LABELS, 4, 3),
-            num_unlabeled=50,
-            labeled=64 // world,
-            unlabeled=64 // world,
-            labeled_views=1,
-            strong_views=1,
-            rank=rank,
-            world_size=world,
-            augment=AugmentConfig(32, 4, True),
+        data = config(sampling).model_copy(update={"batch_size": 64, "mu": 1})
+        settings = LoaderSettings(
+            data=data, seed=3, labeled_views=1, strong_views=1, rank=rank, world_size=world
         )
+        order = labeled_order(data, LABELS, 4, 3)
+        return StepSampler(settings, order, num_unlabeled=50, augment=AugmentConfig(32, 4, True))
 
     whole = source(0, 1)
     slices = [source(rank, world) for rank in range(world)]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.augment.replay import replay_views
+from simpro_fast.data.batch import LoaderSettings
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.loader import build_loader, resolve_augment
 from simpro_fast.data.splits.build import make_split
@@ -43,12 +43,6 @@ def test_the_whole_part_is_unlabeled_and_its_truth_unknown(tmp_path: Path) -> No
     save_split(split, tmp_path, dataset)
     read = load_split(tmp_path)
     assert read.unlabeled_counts is None and read.hash() == split.hash()
-
-
-def test_sets_without_such_a_part_know_the_truth() -> None:
-    dataset = make_dataset([6, 5, 4], test_sizes=[1, 1, 1])
-    assert dataset.unlabeled_pool is dataset.images
-    assert dataset.unlabeled_truth(np.arange(15)).tolist() == dataset.labels.tolist()
 
 
 def test_labeled_images_are_counted_alone() -> None:
@@ -86,19 +80,8 @@ def test_batches_take_each_stream_from_its_own_images() -> None:
     dataset = dataclasses.replace(pooled(), mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
     split = make_split(config(), dataset, seed=1)
     data = DataConfig(name="toy", batch_size=4, mu=3, cutout=0)
-    loader = build_loader(
-        data,
-        dataset,
-        split,
-        labeled_views=1,
-        strong_views=1,
-        seed=1,
-        rank=0,
-        world_size=1,
-        device=torch.device("cpu"),
-        start_step=0,
-        num_threads=1,
-    )
+    settings = LoaderSettings(data=data, labeled_views=1, strong_views=1)
+    loader = build_loader(settings, dataset, split)
     try:
         batches = [loader.next(step) for step in range(3)]
         described = loader.describe(2)
