@@ -334,12 +334,16 @@ def network_input(
 ) -> Tensor:
     """Normalised views [n, 3, H, W] in channels_last, of pixels uint8 [n, H, W, 3] on any device.
 
+    Cached features float16 [n, D] in place of pixels are only converted.
+
     Evaluation and prediction share it, so that they see the same numbers.
 
     Args:
         mean, std: per channel, on the 0..1 scale.
         dtype: of the network's weights.
     """
+    if pixels.ndim == 2:
+        return pixels.to(dtype)
     offset, scale = (
         torch.tensor(values, dtype=dtype, device=pixels.device).view(1, 3, 1, 1) * 255
         for values in (mean, std)
@@ -350,7 +354,7 @@ def network_input(
 
 def _check(images: np.ndarray | Tensor, labels: Tensor, num_classes: int) -> None:
     uint8 = str(images.dtype).removeprefix("torch.") == "uint8"
-    if not uint8 or images.ndim != 4 or images.shape[3] != 3:
+    if images.ndim != 2 and (not uint8 or images.ndim != 4 or images.shape[3] != 3):
         raise ValueError(
             f"images must be uint8 [n, H, W, 3], got {images.dtype} {list(images.shape)}"
         )

@@ -37,6 +37,11 @@ VERBS = {
         "check a machine or an allocation",
         "--config photos.yaml",
     ),
+    "embed": Verb(
+        "before training",
+        "features of every image by a pretrained network, to train a head in seconds",
+        "photos.yaml --output features",
+    ),
     "train": Verb(
         "training",
         "train a network; launch/train.py under deepspeed or torchrun",

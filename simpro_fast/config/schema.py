@@ -34,6 +34,9 @@ class ModelConfig(Section):
     """File to start from: safetensors or a torch state dict, or hf-hub:ORG/NAME in the local cache
     of the Hugging Face hub; a head of another shape is left out. A run that goes on from a
     checkpoint does not need it; if it is there it must be the same."""
+    head: Literal["linear", "mlp"] = "linear"
+    """The layers that give the logits: one linear layer, or one hidden layer as wide as the
+    features with GELU before it."""
     download: bool = Field(False, **NOTHING)
     """Fetch hf-hub:ORG/NAME where the local cache has not got it."""
     activation: Literal["leaky_relu", "relu", "silu"] | None = None
@@ -92,6 +95,9 @@ class TrainConfig(Section):
     runs may part; false lets cuDNN's heuristics choose."""
     tf32: bool = Field(True, **ROUNDING)
     """On CUDA with precision=fp32: convolutions and products with TF32's 10-bit mantissa."""
+    features: FilePath | None = Field(None, **NOTHING)
+    """Folder of `simpro-fast embed` with the same data and model: only the head is trained, on
+    cached features of a frozen backbone. What they are of is compared."""
     weak_forward: Literal["concat", "no_grad"] = "concat"
     """`concat`: one pass over all views, as published; `no_grad`: the weak views first and without
     a backward pass, which changes what batch norm sees (docs/performance.md)."""
@@ -112,6 +118,8 @@ class TrainConfig(Section):
                 "strong_forward=confident needs the weak views' logits before the strong views "
                 "run; set weak_forward=no_grad"
             )
+        if self.strong_forward == "confident" and self.features is not None:
+            raise ValueError("strong_forward=confident saves nothing with features; leave it out")
         if self.strong_forward == "confident" and self.compile != "none":
             raise ValueError(
                 f"compile={self.compile} needs static shapes, and strong_forward=confident runs "

@@ -6,6 +6,7 @@ from simpro_fast.config.data import DataConfig
 from simpro_fast.data.batch import AugmentConfig, Loader, LoaderSettings
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.image_list import ImageListDataset
+from simpro_fast.data.features import FeatureDataset, FeatureLoader
 from simpro_fast.data.pipeline.array_loader import ArrayLoader
 from simpro_fast.data.pipeline.file_loader import FileLoader
 from simpro_fast.data.splits.split import Split
@@ -47,6 +48,8 @@ def build_loader(settings: LoaderSettings, dataset: ArrayDataset, split: Split) 
                 f"{count} {kind} images cannot be shared by {settings.world_size} ranks; "
                 f"use at most {count} ranks or more images"
             )
+    if isinstance(dataset, FeatureDataset):
+        return FeatureLoader(settings, dataset, split)
     augment = resolve_augment(settings.data, dataset)
     if isinstance(dataset, ImageListDataset) and dataset.in_files:
         return FileLoader(settings, dataset, split, augment)

@@ -10,9 +10,11 @@ from simpro_fast.models.build import build_model, list_models, needs_import, reg
 from simpro_fast.models.ema import ModelEMA
 from simpro_fast.models.head import (
     BranchPool,
+    HeadNetwork,
     MultiHead,
     Output,
     adopt_parameters,
+    classifier_of,
     feature_size,
     head_of,
     head_tensors,
@@ -23,6 +25,7 @@ from simpro_fast.models.pretrained import PretrainedReport, load_pretrained, wei
 
 __all__ = [
     "BranchPool",
+    "HeadNetwork",
     "ModelEMA",
     "MultiHead",
     "Output",
@@ -31,6 +34,7 @@ __all__ = [
     "average_buffers",
     "batch_norm_share",
     "build_model",
+    "classifier_of",
     "convert_sync_batch_norm",
     "feature_size",
     "first_rank_buffers",

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from simpro_fast.config.schema import ModelConfig
 from simpro_fast.models import resnet, small_cnn, wideresnet
-from simpro_fast.models.head import give_heads
+from simpro_fast.models.head import give_heads, give_mlp
 from simpro_fast.models.layers import Activation, MakeNorm, NormAct
 from simpro_fast.models.timm_nets import PREFIX, build_timm, timm_names
 from simpro_fast.utils.dotted_path import import_function, is_dotted
@@ -103,6 +103,8 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         network = _construct(model, num_classes, image_size)
+        if model.head == "mlp":
+            give_mlp(network)
     if branches and model.name.startswith(PREFIX):
         raise ConfigError(
             f"model.name={model.name}: the method puts batch norms before the pool, which works in "

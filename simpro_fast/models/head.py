@@ -14,14 +14,38 @@ from simpro_fast.utils.errors import ConfigError, UserError
 def head_of(model: nn.Module) -> nn.Module:
     """The layer that gives the logits; everything else is the backbone.
 
-    timm's networks name it; of others it is the last module, in the order of registration, that
-    owns parameters, which is true of this package's networks.
+    It is the last module, in the order of registration, that owns parameters, which is true of this
+    package's networks; of timm's, the last such module of the classifier that they name.
     """
     if hasattr(model, "get_classifier"):
-        named: nn.Module = model.get_classifier()  # type: ignore[operator]
-        return named
+        model = model.get_classifier()  # type: ignore[operator]
     layers = (m for m in model.modules() if not isinstance(m, MethodParameters))
     return [m for m in layers if any(True for _ in m.parameters(recurse=False))][-1]
+
+
+class MlpHead(nn.Sequential):
+    """`model.head=mlp`: features [..., D], D hidden units with GELU, logits [..., K]."""
+
+    def __init__(self, features: int, num_classes: int) -> None:
+        hidden, last = nn.Linear(features, features), nn.Linear(features, num_classes)
+        super().__init__(hidden, nn.GELU(), last)
+
+
+def classifier_of(network: nn.Module) -> nn.Module:
+    """Everything that comes after the features: the head, with its hidden layer if it has one."""
+    return next((m for m in network.modules() if isinstance(m, MlpHead)), head_of(network))
+
+
+class HeadNetwork(nn.Module):
+    """A classifier alone, as the network that is trained on cached features [n, D]."""
+
+    def __init__(self, classifier: nn.Module) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(self, features: Tensor) -> Output:
+        output: Output = self.classifier(features)
+        return output
 
 
 METHOD_PREFIX = "method_parameters."
@@ -155,6 +179,17 @@ def feature_size(network: nn.Module) -> int:
             "method needs its features or several heads; take another model.name"
         )
     return head.in_features
+
+
+def give_mlp(network: nn.Module) -> None:
+    """Put an `MlpHead` in place of the head, in place; weights from torch's CPU generator.
+
+    Raises:
+        ConfigError: the head is no linear layer.
+    """
+    size, old = feature_size(network), head_of(network)
+    assert isinstance(old, nn.Linear)
+    _replace(network, old, MlpHead(size, old.out_features))
 
 
 def give_heads(

@@ -23,9 +23,11 @@ from simpro_fast.answers.report.pictures import FOLDER, ViewsFigure, save_mistak
 from simpro_fast.answers.report.runs import load_run
 from simpro_fast.answers.report.terminal import print_summary
 from simpro_fast.data.batch import Loader
+from simpro_fast.data.features import FeatureDataset
 from simpro_fast.models.head import METHOD_PREFIX
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.loggers.base import Loggers
+from simpro_fast.training.features import whole_network
 from simpro_fast.training.metrics import kl_of_estimate
 from simpro_fast.training.pictures import confident_mistakes, views_figure
 from simpro_fast.training.setup import Setup
@@ -81,7 +83,7 @@ def finish_run(
     setup, step, summary = trained.setup, trained.state.step, summarise(trained)
     if write:
         views = None
-        if setup.config.log.figures:
+        if setup.config.log.figures and not isinstance(setup.dataset, FeatureDataset):
             views = views_figure(
                 loader.next(step), loader.describe(step), setup.layout, setup.dataset
             )
@@ -194,9 +196,10 @@ def export_model(run: RunDirectory, trained: TrainedRun) -> ModelFile:
     """`model.safetensors` and `model.json`: the EMA weights, float32, and what using them needs."""
     setup, method = trained.setup, trained.algorithm.method
     config, dataset = setup.config, setup.dataset
+    network = whole_network(config, dataset, trained.algorithm.network())
     saved = {
         name: value.float() if value.is_floating_point() else value
-        for name, value in trained.algorithm.network().state_dict().items()
+        for name, value in network.state_dict().items()
         if not name.startswith(METHOD_PREFIX)
     }
     confusion = None if trained.evaluation is None else trained.evaluation.confusion

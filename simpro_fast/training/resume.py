@@ -151,11 +151,11 @@ def check_same_run(
         ConfigError: lists the keys that differ and may not.
     """
     saved = state["fingerprint"]
-    for what in ("data", "split"):
-        if saved.get(what) != fingerprint[what]:
-            digests = f"{str(saved.get(what))[:12]} against {fingerprint[what][:12]} now"
+    for what in ("data", "split", "features"):
+        old, new = (str(of.get(what, "none"))[:12] for of in (saved, fingerprint))
+        if saved.get(what) != fingerprint.get(what):
             raise UserError(
-                f"{path} was trained on another {what} ({digests}); "
+                f"{path} was trained on other {what} ({old} against {new} now); "
                 "restore the files, or start a new run"
             )
     if saved.get(FILES, fingerprint[FILES]) != fingerprint[FILES]:

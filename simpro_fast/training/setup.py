@@ -13,14 +13,17 @@ from torch import nn
 from simpro_fast.config import Config
 from simpro_fast.data.batch import BatchLayout, Loader, LoaderSettings, rank_layout
 from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.features import FeatureDataset
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.methods import Method, Needs, build_method, method_class, resolve_alpha
 from simpro_fast.methods.registry import setting_of
 from simpro_fast.models import (
+    HeadNetwork,
     PretrainedReport,
     adopt_parameters,
     build_model,
+    classifier_of,
     convert_sync_batch_norm,
     head_of,
     load_pretrained,
@@ -114,6 +117,12 @@ def build_student(setup: Setup, *, fresh: bool) -> tuple[nn.Module, PretrainedRe
         fresh: False leaves `model.weights` alone, since a checkpoint holds the weights itself.
     """
     config, ranks, needs = setup.config, setup.ranks, setup.needs
+    cached = isinstance(setup.dataset, FeatureDataset)
+    if cached and needs.branches:
+        raise ConfigError(
+            f"train.features: method.name={config.method.name} puts batch norms before the pool, "
+            "which cached features come after; train without them, or another method"
+        )
     model: nn.Module = build_model(
         config.model,
         setup.dataset.num_classes,
@@ -124,7 +133,9 @@ def build_student(setup: Setup, *, fresh: bool) -> tuple[nn.Module, PretrainedRe
         with_features=bool(needs.features or needs.teacher or needs.head),
     )
     pretrained: PretrainedReport | None = None
-    if fresh and (file := weights_file(config.model)) is not None:
+    if cached:
+        model = HeadNetwork(classifier_of(model))
+    elif fresh and (file := weights_file(config.model)) is not None:
         pretrained = load_pretrained(model, file)
         ranks.agree_on({"file of model.weights": pretrained.sha256[:12]})
     model = model.to(ranks.device, weight_dtype(config))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from simpro_fast.config.schema import TrainConfig
 from simpro_fast.data.batch import Batch
+from simpro_fast.data.features import FeatureDataset
 from simpro_fast.data.sampling.draws import uniforms
 from simpro_fast.methods import Heads, Method, MethodOutput
 from simpro_fast.models import (
@@ -29,6 +30,7 @@ from simpro_fast.models import (
     plain_copy,
 )
 from simpro_fast.training.engine.base import Engine, NetworkOutput, logits_and_features, views_dtype
+from simpro_fast.training.features import FeatureExtractor, pretrained_network
 from simpro_fast.training.setup import Setup, build_engine, build_run_method, build_student
 
 VIEWS = ("labeled", "weak", "strong")
@@ -66,6 +68,11 @@ class Step:
         image = torch.ones(1, 3, side, side, dtype=views_dtype(config), device=device)
         image = image.contiguous(memory_format=torch.channels_last)
         self._constant_images = [image * value for value in self._needs.constant_images]
+        self._backbone: nn.Module | None = None
+        if self._constant_images and isinstance(setup.dataset, FeatureDataset):
+            backbone = pretrained_network(config, setup.dataset).to(device)
+            self._backbone = FeatureExtractor(backbone, bf16=config.train.precision == "bf16")
+            self._constant_images = [self._backbone(i.float()) for i in self._constant_images]
 
     @property
     def student(self) -> nn.Module:
@@ -165,8 +172,10 @@ class Step:
         average = self.average.module
         if self._plain is None:
             return average
+        # A test rule may look at images, also where the network has only seen features.
+        whole = average if self._backbone is None else nn.Sequential(self._backbone, average)
         heads = Heads(*head_tensors(average, self.method.num_classes))
-        weight, bias = self.method.test_head(heads, average) or heads.plain(0)
+        weight, bias = self.method.test_head(heads, whole) or heads.plain(0)
         state, head = average.state_dict(), head_of(self._plain)
         assert isinstance(head, nn.Linear)
         for name, tensor in self._plain.state_dict(keep_vars=True).items():

@@ -25,6 +25,7 @@ from simpro_fast.training.banner import announce
 from simpro_fast.training.begin import begin_run
 from simpro_fast.training.checkpoints import Checkpoints
 from simpro_fast.training.engine.optim import learning_rate
+from simpro_fast.training.features import cached
 from simpro_fast.training.measure import estimate_shares, evaluate_split
 from simpro_fast.training.metrics import (
     Meter,
@@ -73,10 +74,11 @@ class Trainer:
         self.commit = git_commit()  # now: the tree may change while the run goes on
         dataset, normalised_by = normalised(load_dataset(config.data), config)
         split = make_split(config.data, dataset, config.seed)
+        fingerprint = agreed_fingerprint(dataset, split, ranks)
+        dataset = cached(config, dataset, fingerprint)
         self.setup = Setup(config, ranks, dataset, split, normalised_by)
         self.state = RunState(split)
         self._make_loader = make_loader
-        fingerprint = agreed_fingerprint(dataset, split, ranks)
         found = find_state(config, self.run, fingerprint, ranks) if write else None
         self.algorithm = Step(self.setup, fresh=found is None)
         self.step_graph = build_step_graph(config, ranks, self.algorithm.step)

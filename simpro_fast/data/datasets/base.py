@@ -102,11 +102,10 @@ def _sha256(parts: Iterable[np.ndarray | None]) -> str:
 class Rows:
     """Some images of an array, gathered a slice at a time: what evaluation asks of an array."""
 
-    ndim = 4
-
     def __init__(self, images: np.ndarray, dataset_rows: np.ndarray) -> None:
         self._images, self._dataset_rows = images, dataset_rows
         self.dtype, self.shape = images.dtype, (len(dataset_rows), *images.shape[1:])
+        self.ndim = images.ndim
 
     def __len__(self) -> int:
         return len(self._dataset_rows)

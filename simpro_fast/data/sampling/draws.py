@@ -48,6 +48,7 @@ class Stream(IntEnum):
     REPLACEMENT = 7
     METHOD = 8
     HEAP = 9
+    CACHED_VIEW = 10
 
 
 class _Purpose(IntEnum):

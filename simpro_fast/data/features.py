@@ -1,0 +1,233 @@
+"""Cached features: what a frozen backbone sees of every image, in several views, in one folder.
+
+features.json   what they are of, see `Description`
+images.npy      float16 [N, 1 + weak + strong, D]: view 0 as evaluation sees the image, then weak,
+                then strong views
+unlabeled.npy   the same of unlabeled images that were published as a part of their own
+test.npy        float16 [T, 1, D] of the test images, where they are a part of their own
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from simpro_fast.data.batch import Batch, LoaderSettings, StepCounter
+from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.sampling.draws import ShuffledOrder, Stream, below, raw_words
+from simpro_fast.data.sampling.labeled_order import Order, labeled_order
+from simpro_fast.data.splits.split import Split
+from simpro_fast.utils.errors import ConfigError, UserError
+from simpro_fast.utils.file_schema import Count, FileSchema, read_as
+
+DESCRIPTION = "features.json"
+PARTS = ("images", "unlabeled", "test")
+
+
+class Description(FileSchema):
+    """What cached features are of; a run that uses them must say the same."""
+
+    format: int = 1
+    model: str
+    """`model.name` of the backbone."""
+    weights: str
+    """sha256 of its weights file."""
+    data: str
+    """`ArrayDataset.fingerprint`."""
+    image_size: Count
+    mean: list[float]
+    std: list[float]
+    views: dict[str, Any]
+    """Keys of the section `data` that the views depend on."""
+    seed: int
+    weak: Count
+    """Weak views of each image. strong: strong ones."""
+    strong: Count
+    features: Count
+    """D."""
+
+    def digest(self) -> str:
+        """sha256 of all of it."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Features:
+    """An opened folder of cached features."""
+
+    folder: Path
+    description: Description
+    arrays: dict[str, np.ndarray]
+    """Memory-mapped; those of `PARTS` that the data set has."""
+
+    def dataset(self, of: ArrayDataset) -> FeatureDataset:
+        """The data set with view 0 in place of its images."""
+        kept = {field.name: getattr(of, field.name) for field in fields(ArrayDataset)}
+        kept["images"] = self.arrays["images"][:, 0]
+        for part, name in (("test", "test_images"), ("unlabeled", "unlabeled_images")):
+            if kept[name] is not None:
+                kept[name] = self.arrays[part][:, 0]
+        return FeatureDataset(**kept, side=of.image_size, features=self)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FeatureDataset(ArrayDataset):
+    """A data set whose images are features float16 [n, D]."""
+
+    side: int
+    """Of the images that they are of, pixels."""
+    features: Features
+
+    @property
+    def image_size(self) -> int:
+        return self.side
+
+
+def parts_of(dataset: ArrayDataset) -> dict[str, np.ndarray]:
+    """The image arrays of a data set by the names of `PARTS`."""
+    found = {
+        "images": dataset.images,
+        "unlabeled": dataset.unlabeled_images,
+        "test": dataset.test_images,
+    }
+    return {part: images for part, images in found.items() if images is not None}
+
+
+def open_features(folder: Path, expected: Description, dataset: ArrayDataset) -> Features:
+    """Open what `simpro-fast embed` has written, and compare it with what a run is about.
+
+    Args:
+        expected: by the configuration; its numbers of views and D are not compared.
+
+    Raises:
+        UserError: the folder is damaged or unfinished.
+        ConfigError: the features are of other weights, images or views.
+    """
+    found = read_as(folder / DESCRIPTION, Description)
+    free = {"weak", "strong", "features", "seed"}
+    for key, value in expected.model_dump(exclude=free).items():
+        if (theirs := getattr(found, key)) != value:
+            raise ConfigError(
+                f"train.features={folder}: made with another {key} ({str(theirs)[:60]}, here "
+                f"{str(value)[:60]}); make them anew by simpro-fast embed, or undo the change"
+            )
+    arrays = {}
+    for part, images in parts_of(dataset).items():
+        path = folder / f"{part}.npy"
+        try:
+            # Copy on write: torch wants arrays that it could write.
+            array = np.load(path, mmap_mode="c", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise UserError(f"{path} cannot be read ({error}); make it anew") from None
+        views = 1 if part == "test" else 1 + found.weak + found.strong
+        if array.dtype != np.float16 or array.shape != (len(images), views, found.features):
+            raise UserError(
+                f"{path} is {array.dtype} {list(array.shape)}, expected float16 "
+                f"[{len(images)}, {views}, {found.features}]; make it anew by simpro-fast embed"
+            )
+        arrays[part] = array
+    return Features(folder, found, arrays)
+
+
+class FeatureLoader:
+    """Batches of cached views; built and used as the other loaders.
+
+    Images are drawn as by them. Of each image one of its weak views is drawn, and V of its strong
+    ones, different from each other: functions of seed, step and place in the global batch.
+    """
+
+    def __init__(self, settings: LoaderSettings, dataset: FeatureDataset, split: Split) -> None:
+        described = dataset.features.description
+        if settings.strong_views > described.strong:
+            raise ConfigError(
+                f"data.strong_views={settings.strong_views}, but {dataset.features.folder} has "
+                f"{described.strong} of each image; embed with --strong {settings.strong_views}"
+            )
+        self._settings, self._dataset, self._split = settings, dataset, split
+        self._weak, self._strong = described.weak, described.strong
+        targets = split.targets(dataset)
+        self._targets = torch.from_numpy(targets)
+        self._orders: tuple[Order, Order] = (
+            labeled_order(settings.data, targets, dataset.num_classes, settings.seed),
+            ShuffledOrder(len(split.unlabeled), settings.seed, Stream.ORDER_UNLABELED),
+        )
+        arrays = dataset.features.arrays
+        images = torch.from_numpy(arrays["images"]).to(settings.device)
+        pool = images
+        if "unlabeled" in arrays:
+            pool = torch.from_numpy(arrays["unlabeled"]).to(settings.device)
+        self._images, self._pool = images, pool
+        self._counter = StepCounter(settings.start_step)
+
+    def next(self, step: int) -> Batch:
+        self._counter.take(step)
+        settings, layout, device = self._settings, self._settings.layout, self._settings.device
+        labeled, unlabeled = self._positions(step)
+        blocks = []
+        for view in self._views(step, "labeled", layout.labeled)[: layout.labeled_views]:
+            blocks.append(self._labeled_features(labeled, view))
+        rows = torch.from_numpy(self._split.unlabeled[unlabeled]).to(device)
+        for view in self._views(step, "unlabeled", layout.unlabeled):
+            blocks.append(self._pool[rows, view])
+        truth = self._dataset.unlabeled_truth(self._split.unlabeled[unlabeled])
+        positions = torch.from_numpy(labeled), torch.from_numpy(unlabeled)
+        labels = (self._targets[positions[0]], torch.from_numpy(truth), *positions)
+        views = torch.cat(blocks).to(settings.dtype)
+        return Batch(step, views, *(t.to(device, non_blocking=True) for t in labels))
+
+    def describe(self, step: int) -> dict[str, Any]:
+        labeled, unlabeled = self._positions(step)
+        sizes = {"labeled": len(labeled), "unlabeled": len(unlabeled)}
+        return {
+            "step": step,
+            "labeled": self._split.labeled[labeled].tolist(),
+            "unlabeled": self._split.unlabeled[unlabeled].tolist(),
+            **{
+                f"{kind}_views": [view.tolist() for view in self._views(step, kind, size)]
+                for kind, size in sizes.items()
+            },
+        }
+
+    def close(self) -> None:
+        pass
+
+    def _positions(self, step: int) -> list[np.ndarray]:
+        settings = self._settings
+        place = step * settings.world_size + settings.rank
+        sizes = settings.layout.labeled, settings.layout.unlabeled
+        return [order(place * n, n) for order, n in zip(self._orders, sizes, strict=True)]
+
+    def _views(self, step: int, kind: str, count: int) -> list[Tensor]:
+        """Of each image: its weak view, then its V strong ones (1 of labeled images); [count]."""
+        settings, lane = self._settings, int(kind == "unlabeled")
+        words = raw_words(
+            settings.seed,
+            Stream.CACHED_VIEW,
+            step,
+            start_block=settings.rank * count,
+            count=4 * count,
+            lane=lane,
+        ).reshape(count, 4)
+        words >>= np.uint64(32)
+        found = [1 + below(words[:, 0], self._weak)]
+        # Consecutive ones from a random place on, in a circle: all different, all equally likely.
+        first = below(words[:, 1], self._strong)
+        for view in range(settings.layout.strong_views if lane else 1):
+            found.append(1 + self._weak + (first + view) % self._strong)
+        return [torch.from_numpy(view).to(settings.device) for view in found]
+
+    def _labeled_features(self, positions: np.ndarray, view: Tensor) -> Tensor:
+        rows = torch.from_numpy(self._split.labeled[positions]).to(view.device)
+        own = len(self._split.own_labeled)
+        if self._pool is self._images or own == len(self._split.labeled):
+            return self._images[rows, view]
+        # Unlabeled images that a method has labeled come from the other array.
+        joined = torch.from_numpy(positions >= own).to(view.device)
+        found = self._images[torch.where(joined, 0, rows), view]
+        return torch.where(joined[:, None], self._pool[torch.where(joined, rows, 0), view], found)

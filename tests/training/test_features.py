@@ -1,0 +1,212 @@
+"""Cached features of a frozen backbone: made once, trained on like images, exported as a whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from simpro_fast import load_model
+from simpro_fast.answers.evaluation import network_input
+from simpro_fast.cli.entry import run as run_verb
+from simpro_fast.config import Config
+from simpro_fast.config.schema import ModelConfig
+from simpro_fast.data.datasets.registry import load_dataset
+from simpro_fast.distributed.process_group import start_ranks
+from simpro_fast.models import build_model, head_of
+from simpro_fast.training import features as module
+from simpro_fast.training.features import embed
+from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.errors import ConfigError, UserError
+from tests.distributed.outcomes import outcome
+from tests.distributed.rank_runs import dump, on_ranks
+from tests.distributed.rank_runs import train as train_on_ranks
+from tests.equality import assert_close
+from tests.training.test_every_method import OURS, changes_of
+from tests.training.test_method_protocol import interrupted
+from tests.training.test_trainer import train
+
+MakeConfig = Callable[..., Config]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A backbone, a small CNN of five classes, and its features of the digits."""
+    place = tmp_path_factory.mktemp("features")
+    network = build_model(ModelConfig(name="small_cnn"), 5, 8, seed=3)
+    network(torch.randn(64, 3, 8, 8, generator=torch.Generator().manual_seed(0)))
+    save_file(network.state_dict(), place / "backbone.safetensors")
+    return place
+
+
+@pytest.fixture
+def of_backbone(tiny: MakeConfig, folder: Path) -> MakeConfig:
+    """A factory like `tiny` with that backbone, trained on its features."""
+
+    def make(changes: dict[str, Any] | None = None) -> Config:
+        weights = {"model.weights": str(folder / "backbone.safetensors")}
+        config = tiny({**weights, "name": "embedded"})
+        if not (folder / "made").exists():
+            run_embed(config, folder / "made")
+        return tiny({**weights, "train.features": str(folder / "made"), **(changes or {})})
+
+    return make
+
+
+def run_embed(config: Config, target: Path, **changes: Any) -> None:
+    dataset = load_dataset(config.data)
+    embed(
+        config,
+        dataset,
+        start_ranks(config),
+        target,
+        **{"weak": 2, "strong": 4, "resume": False, **changes},
+    )
+
+
+def test_view_0_is_what_evaluation_sees_and_all_views_are_there(
+    of_backbone: MakeConfig, folder: Path
+) -> None:
+    config = of_backbone()
+    found = np.load(folder / "made" / "images.npy")
+    dataset = load_dataset(config.data)
+    assert found.shape == (1797, 7, 128) and np.isfinite(found).all()
+    network = build_model(config.model, 10, dataset.image_size).eval()
+    module.load_pretrained(network, folder / "backbone.safetensors")
+    seen: list[Tensor] = []
+    head_of(network).register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+    with torch.no_grad():
+        pixels = torch.from_numpy(dataset.images[:9])
+        network(network_input(pixels, dataset.mean, dataset.std, torch.float32))
+    assert_close(torch.from_numpy(found[:9, 0]).float(), seen[0], 2e-3)
+    # Every cached view is of its image: nearer to that than to the others, for most images.
+    plain = found[:200, 0].astype(np.float32)
+    for view in range(1, 7):
+        other = found[:200, view].astype(np.float32)
+        assert not np.array_equal(plain, other)
+        nearest = ((other[:, None] - plain[None]) ** 2).sum(2).argmin(1)
+        assert (nearest == np.arange(200)).mean() > 0.02, "by chance 0.005"
+
+
+def test_an_interrupted_folder_goes_on_to_the_same_bytes(
+    of_backbone: MakeConfig, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = of_backbone({"train.features": None})
+    target = tmp_path / "again"
+    monkeypatch.setattr(module, "SAVE_EVERY", 0.0)
+    extract, left = module.FeatureExtractor.forward, [0]
+
+    def killed(self: Any, views: Tensor) -> Tensor:
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("killed")
+        return extract(self, views)
+
+    for left[0] in (3, 20, 40):  # among the plain views, then among the augmented ones
+        with monkeypatch.context() as patch:
+            patch.setattr(module.FeatureExtractor, "forward", killed)
+            with pytest.raises(RuntimeError, match="killed"):
+                run_embed(config, target, resume=target.exists())
+        assert json.loads((target / "progress.json").read_text())["done"] > 0
+        with pytest.raises(UserError, match="no finished features"):
+            Trainer(of_backbone({"train.features": str(target)}), start_ranks(config))
+        with pytest.raises(UserError, match="--resume"):
+            run_embed(config, target)
+    with pytest.raises(ConfigError, match="other weights, images or views"):
+        run_embed(config, target, resume=True, strong=6)
+    run_embed(config, target, resume=True)
+    for name in ("images.npy", "features.json"):
+        assert (target / name).read_bytes() == (folder / "made" / name).read_bytes()
+    assert {p.name for p in target.iterdir()} == {"images.npy", "features.json"}
+    with pytest.raises(UserError, match="finished already"):
+        run_embed(config, target, resume=True)
+
+
+@pytest.mark.parametrize("head", ["linear", "mlp"])
+def test_what_is_exported_is_the_whole_network(of_backbone: MakeConfig, head: str) -> None:
+    config = of_backbone({"model.head": head, "train.steps": 200, "checkpoint.every": 200})
+    summary = train(config)
+    model = load_model(config.run_dir, "cpu")
+    dataset = load_dataset(config.data)
+    rows = np.load(config.run_dir / "split.npz")["test"]
+    logits = model.logits(dataset.images[rows])
+    right = (logits.argmax(1).numpy() == dataset.labels[rows]).mean()
+    assert 100 * right == pytest.approx(summary["top1"], abs=1.01)  # float16, one of a hundred
+    assert summary["top1"] > 20
+
+
+def test_an_interrupted_run_equals_the_unbroken_one(of_backbone: MakeConfig) -> None:
+    unbroken, broken = (of_backbone({"name": name}) for name in ("whole", "parts"))
+    train(unbroken)
+    interrupted(broken, 7)
+    outcome(broken).assert_equal(outcome(unbroken))
+
+
+def test_two_ranks_train_what_one_does(of_backbone: MakeConfig) -> None:
+    config = of_backbone({"train.precision": "fp64", "train.period": 2})
+    alone = on_ranks(1, train_on_ranks, dump(config), 6)[0]
+    first, second = on_ranks(2, train_on_ranks, dump(config), 6)
+    for key in ("model", "average", "method"):
+        assert_close(first[key], alone[key], 1e-7)
+        assert_close(first[key], second[key], 0.0)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_method_trains_on_features(of_backbone: MakeConfig, name: str) -> None:
+    config = of_backbone(changes_of(name))
+    if name == "cpe":
+        with pytest.raises(ConfigError, match="batch norms before the pool"):
+            train(config)
+        return
+    assert np.isfinite(train(config)["pi_u"]).all()
+
+
+def test_views_of_an_image_differ_and_are_drawn_evenly(of_backbone: MakeConfig) -> None:
+    trainer = Trainer(of_backbone(), start_ranks(of_backbone()), write=False)
+    seen = np.zeros((3, 7), int)
+    for step in range(50):
+        views = np.array(trainer.loader.describe(step)["unlabeled_views"])
+        assert (views[1] != views[2]).all() and views.shape == (3, 16)
+        for kind, row in enumerate(views):
+            seen[kind] += np.bincount(row, minlength=7)
+    trainer.close()
+    assert (seen[0, 1:3] > 320).all() and seen[0].sum() == seen[0, 1:3].sum()
+    assert (seen[1:, 3:] > 140).all() and not seen[1:, :3].any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model.weights": None}, "set model.weights"),
+        ({"data.cutout": 2}, "made with another views"),
+        ({"data.mean": [0.1] * 3, "data.std": [0.3] * 3}, "made with another mean"),
+        ({"data.strong_views": 5}, "embed with --strong 5"),
+        ({"train.features": "/nowhere"}, "no finished features"),
+    ],
+)
+def test_other_features_are_refused(
+    of_backbone: MakeConfig, changes: dict[str, Any], message: str
+) -> None:
+    of_backbone()
+    with pytest.raises(UserError, match=message):
+        train(of_backbone(changes))
+
+
+def test_the_command(
+    of_backbone: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    of_backbone()
+    words = ["digits_lt/reversed", f"model.weights={folder}/backbone.safetensors"]
+    output = ["--output", str(tmp_path / "f"), "--weak", "1", "--strong", "1"]
+    assert run_verb("embed", [*words, *output]) == 0
+    assert "128 features of 1 + 1 + 1 views" in capsys.readouterr().out
+    assert run_verb("embed", [*words, *output]) == 1
+    assert run_verb("embed", [*words, *output[:2], "--weak", "2", "--strong", "3"]) == 2
+    assert "must be a multiple of --weak 2" in capsys.readouterr().err
