@@ -177,8 +177,8 @@ def find_published(data: DataConfig, folder: str, archive: str, inside: str, hom
         if path.exists():
             return path
     raise UserError(
-        f"{data.name}: neither {folder}/ nor {archive} is in {root}; get it from {home} and set "
-        "data.root to its folder"
+        f"{data.name}: neither {folder}/ nor {archive} is in {root}; get them from {home} and set "
+        "data.root to their folder"
     )
 
 
