@@ -21,16 +21,12 @@ _REMOTE = re.compile(r"([a-z][a-z0-9+.-]*:/|pipe:)", re.IGNORECASE)
 class Repeated:
     """How often a read has been repeated in this process."""
 
-    def __init__(self) -> None:
-        self._count, self._lock = 0, threading.Lock()
+    count = 0
+    _lock = threading.Lock()
 
     def add(self) -> None:
         with self._lock:
-            self._count += 1
-
-    @property
-    def count(self) -> int:
-        return self._count
+            self.count += 1
 
 
 repeated = Repeated()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
+
+from tqdm import tqdm
 
 
 class ProgressLine:
@@ -19,23 +20,14 @@ class ProgressLine:
     def __init__(
         self, verb: str, items: str = "files", *, start: int = 0, shown: bool = True
     ) -> None:
-        self._verb, self._items, self._start = verb, items, start
-        self._started, self._shown = time.perf_counter(), 0.0
-        self._live = shown and sys.stderr.isatty()
+        hidden = not (shown and sys.stderr.isatty())
+        self._bar = tqdm(desc=verb, unit=f" {items}", initial=start, leave=False, disable=hidden)
 
     def __call__(self, done: int, total: int | None = None) -> None:
         """Show that `done` are done, of `total` where that is known."""
-        now = time.perf_counter()
-        if self._live and (now - self._shown > 0.1 or done == total):
-            self._shown = now
-            rate = (done - self._start) / max(now - self._started, 1e-9)
-            of = "" if total is None else f"/{total}"
-            left = "" if total is None or not rate else f", {(total - done) / rate:.0f} s left"
-            text = f"{self._verb} {done}{of} {self._items}, {rate:.0f}/s{left}"
-            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
         """Remove the line."""
-        if self._shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-            self._shown = 0.0
+        self._bar.close()

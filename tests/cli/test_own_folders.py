@@ -76,22 +76,6 @@ def test_labels_join_and_training_goes_on_from_the_model(
     assert "was trained on other data" in error(capsys), "the old run is not taken for the new"
 
 
-def test_new_class_is_asked_for(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(root) == 0
-    queue = root / "queue.csv"
-    queue.write_text("path,label\n../unlabeled/003.jpg,bees\n")
-    command = [f"--add-labels={queue}", f"--output={root}/out", "--threads=2"]
-    capsys.readouterr()
-    assert prepare.main(command) == 1
-    assert "class 'bees' is unknown (a new one needs --new-classes)" in error(capsys)
-    assert prepare.main([*command, "--new-classes"]) == 0
-    assert read_manifest(root / "out/manifest.csv").class_names == ("bees", "cats", "dogs", "owls")
-    assert "new class(es): bees" in capsys.readouterr().out
-    assert prepare.main([*command, "--new-classes"]) == 0 and run(root) == 0
-    assert prepare.main(["--new-classes", f"--output={root}/out"]) == 2
-    assert "--new-classes is for the labels of --add-labels" in error(capsys)
-
-
 def test_labels_without_a_list(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "queue.csv").write_text("path,label\n../unlabeled/003.jpg,cats\n")
     assert prepare.main([f"--add-labels={root}/queue.csv", f"--output={root}/out"]) == 1
@@ -99,6 +83,11 @@ def test_labels_without_a_list(root: Path, capsys: pytest.CaptureFixture[str]) -
     assert run(root, f"--add-labels={root}/queue.csv") == 0, "with the folders in one command"
     assert len(read_manifest(root / "out/manifest.csv").rows) == 12 + 6 + 12
     assert "13 labeled, 11 unlabeled" in capsys.readouterr().out
+    (root / "queue.csv").write_text("path,label\n../unlabeled/004.jpg,bees\n")
+    command = [f"--add-labels={root}/queue.csv", f"--output={root}/out"]
+    assert prepare.main(command) == 1 and "--new-classes" in error(capsys)
+    assert prepare.main([*command, "--new-classes"]) == 0
+    assert "bees" in read_manifest(root / "out/manifest.csv").class_names
     benchmark = ["--config=digits_lt/reversed", "--add-labels=q.csv", f"--output={root}/o"]
     assert prepare.main(benchmark) == 2
     assert "are for own images" in error(capsys)

@@ -221,26 +221,12 @@ def test_configuration_says_what_a_cpu_needs(root: Path) -> None:
     assert config.data.flip is True
 
 
-def test_fingerprint_is_that_of_training(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    damage(root)
-    assert run(root, "--on-bad-image=skip", f"--init-config={root}/own.yaml") == 0
-    (shown,) = re.findall(r"fingerprint (\w+) .*a run resumes only", capsys.readouterr().out)
-    assert load_dataset(load_config(root / "own.yaml").data).fingerprint().startswith(shown)
-
-
 def test_class_without_a_usable_image(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in (root / "labeled/owls").iterdir():
         path.write_bytes(b"x")
-    assert run(root, "--on-bad-image", "skip") == 1
-    nothing = "class 'owls' has no usable labeled image"
-    assert f"error: {nothing}" in capsys.readouterr().err
-    assert run(root) == 1
-    said = capsys.readouterr().err
-    assert "--on-bad-image skip" in said and f"Besides, {nothing}" in said
-    shutil.rmtree(root / "labeled/owls")
-    (root / "labeled/owls").mkdir()
-    assert run(root) == 1
-    assert "class 'owls'" in capsys.readouterr().err
+    for mode in ("skip", "error"):
+        assert run(root, f"--on-bad-image={mode}") == 1
+        assert "class 'owls' has no usable labeled image" in capsys.readouterr().err
     assert not (root / "out/manifest.csv").exists()
 
 
@@ -270,6 +256,8 @@ def test_tar_shards(
     assert {path: path.stat().st_mtime_ns for path in tars.iterdir()} == before
     config = load_config(root / "own.yaml")
     assert load_dataset(config.data).fingerprint() == manifest.fingerprint()
+    (shown,) = re.findall(r"fingerprint (\w+) .*a run resumes only", said)
+    assert manifest.fingerprint().startswith(shown)
     with monkeypatch.context() as patch:
         patch.setattr(check, "check_file", lambda image, *_: pytest.fail(f"{image} again"))
         assert prepare.main(arguments) == 0
@@ -305,6 +293,7 @@ def test_tar_shards(
         (["--labeled", "a", "--unlabeled", "b", "--output", "o", "--pack", "0"], "'0'"),
         (["--labeled", "a", "--unlabeled", "b"], "--output"),
         (["--output", "o", "--unlabeled", "u", "--labeled", "a.tar", "b.tar"], "quote patterns"),
+        (["--new-classes", "--output", "o"], "is for the labels of --add-labels"),
         (["a=1", "--labeled", "a", "--unlabeled", "b", "--output", "o"], "a=1 needs --config"),
     ],
 )
@@ -367,15 +356,6 @@ def test_full_disk_while_packing(root: Path) -> None:
     assert "packed_64.npy: cannot be written (File too large); free some space" in done.stderr
     left = {p.name for p in (root / "out").iterdir()}
     assert left == {".prepare.lock", ".prepare_cache.csv", "manifest.csv", "report.json"}
-
-
-def test_file_that_vanishes_before_it_is_packed(root: Path) -> None:
-    assert run(root) == 0
-    manifest = read_manifest(root / "out/manifest.csv")
-    (root / "unlabeled/003.jpg").unlink()
-    with pytest.raises(UserError, match=rf"^{root}/unlabeled/003\.jpg: unreadable: No such file"):
-        pack(manifest, root / "out", 16, threads=1, progress=lambda done: None)
-    assert not list((root / "out").glob("*packed*"))
 
 
 def test_failed_packing_leaves_the_earlier_array_whole(root: Path) -> None:

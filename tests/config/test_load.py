@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -208,24 +207,16 @@ def test_missing_files_and_folders_say_what_there_is(
     assert message in str(caught.value)
 
 
-def test_unknown_file_names_the_nearest_shipped_one() -> None:
-    with pytest.raises(ConfigError, match="digits_lt/reversed"):
-        load_config("digits_lt/reverse")
-
-
 def test_flatten_is_dotted(file: Path) -> None:
     assert flatten(load_config(file))["optim.lr"] == 0.1
 
 
 def test_what_is_there_and_no_file_is_called_by_its_kind(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
-    for name, words in {"pipe.yaml": "is a pipe", "loop.yaml": "is a circle of links"}.items():
-        with pytest.raises(ConfigError, match=rf"{name} {words}"):
-            load_config(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"loop\.yaml is a circle of links"):
+        load_config(tmp_path / "loop.yaml")
     top = tmp_path / "top.yaml"
     for base, words in {
-        "pipe.yaml": "is a pipe",
         "loop.yaml": "is a circle of links",
         ".": "is a folder",
         "gone.yaml": "does not exist",

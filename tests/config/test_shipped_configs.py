@@ -74,23 +74,33 @@ def test_stl10_differs_from_cifar10_in_these_keys_only(gamma: int) -> None:
     }
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("small_imagenet")])
+PUBLISHED = [name for name in NAMES if name.startswith(("small_imagenet", "cifar"))]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_all_published_recipes_share(name: str) -> None:
+    config = load_config(name)
+    method, optim, train = config.method, config.optim, config.train
+    assert (method.name, method.variant, method.momentum) == ("simpro", "released", 0.9)
+    assert (method.alpha, method.alpha_max) == ("auto", None)
+    assert (config.labeled_views, config.strong_views) == (2, 2)
+    assert (optim.name, optim.momentum, optim.nesterov) == ("sgd", 0.9, True)
+    assert (optim.weight_decay, optim.schedule, optim.warmup_steps) == (5e-4, "cosine_7_16", 0)
+    assert (train.period, train.ema_decay, train.ema_warmup) == (500, 0.999, False)
+    assert train.precision == "fp32" and config.evaluate.every == 1
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name.startswith("small_imagenet")])
 def test_small_imagenet_recipe(name: str) -> None:
     config = load_config(name)
-    method, data, optim, train = config.method, config.data, config.optim, config.train
-    assert (method.name, method.variant, method.momentum) == ("simpro", "released", 0.9)
-    assert (method.tau, method.threshold, method.alpha) == (1.0, 0.2, "auto")
+    data = config.data
+    assert (config.method.tau, config.method.threshold) == (1.0, 0.2)  # type: ignore[attr-defined]
     assert (data.batch_size, data.mu, data.cutout) == (32, 2, 16)
-    assert (config.labeled_views, config.strong_views) == (2, 2)
     assert (config.model.name, config.model.activation) == ("resnet50_3x3", "relu")
-    assert (optim.name, optim.lr, optim.momentum, optim.nesterov) == ("sgd", 0.01, 0.9, True)
-    assert (optim.weight_decay, optim.schedule, optim.warmup_steps) == (5e-4, "cosine_7_16", 0)
-    assert (train.steps, train.period, train.ema_decay) == (250_000, 500, 0.999)
-    assert not train.ema_warmup and train.precision == "fp32" and config.evaluate.every == 1
+    assert (config.optim.lr, config.train.steps) == (0.01, 250_000)
     assert data.image_size == (32 if "/32" in name else 64)
-    if "1k" in name:
-        split = (0.2, 1280, 256, None)
-    else:
+    split = (0.2, 1280, 256, None)
+    if "127" in name:
         split = (0.1, None, 100, None if "imbalanced" in name else 50)
     assert split == (
         *(data.labeled_fraction, data.total_max, data.gamma_labeled, data.test_per_class),
@@ -112,19 +122,13 @@ def test_full_imagenet_differs_from_the_small_one_in_these_keys_only(classes: st
     assert full["data.weak_scale"] == [0.5, 1.0] and full["data.strong_scale"] == [0.2, 1.0]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("cifar")])
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if name.startswith("cifar")])
 def test_cifar_recipe(name: str) -> None:
     config = load_config(name)
-    method, data, optim, train = config.method, config.data, config.optim, config.train
-    assert (method.name, method.variant, method.momentum) == ("simpro", "released", 0.9)
-    assert method.alpha == "auto" and method.alpha_max is None
+    method, data = config.method, config.data
     assert (data.batch_size, data.mu, data.cutout) == (64, 8, "auto")
-    assert (config.labeled_views, config.strong_views) == (2, 2)
     assert (config.model.name, config.model.bn_momentum) == ("wrn_28_2", 0.001)
-    assert (optim.name, optim.lr, optim.momentum, optim.nesterov) == ("sgd", 0.17, 0.9, True)
-    assert (optim.weight_decay, optim.schedule, optim.warmup_steps) == (5e-4, "cosine_7_16", 0)
-    assert (train.steps, train.period, train.ema_decay) == (43_000, 500, 0.999)
-    assert not train.ema_warmup and train.precision == "fp32" and config.evaluate.every == 1
+    assert (config.optim.lr, config.train.steps) == (0.17, 43_000)
     if name.startswith("cifar100"):
         assert (method.tau, method.threshold) == (1.0, 0.2)
         labeled, gamma, total = 50, 20, 1545

@@ -1,40 +1,21 @@
-"""Writes SVHN files in the published format: MATLAB 5, matrices column-major, digit 0 as 10."""
+"""Writes SVHN files in the published format: MATLAB 5, digit 0 as 10."""
 
 from __future__ import annotations
 
-import struct
-import zlib
+import io
 from pathlib import Path
 
 import numpy as np
-
-
-def _element(kind: int, content: bytes) -> bytes:
-    return struct.pack("<II", kind, len(content)) + content + b"\0" * (-len(content) % 8)
-
-
-def _matrix(name: bytes, shape: tuple[int, ...], column_major: bytes) -> bytes:
-    flags = struct.pack("<II", 9, 0)  # uint8 matrix
-    body = _element(6, flags) + _element(5, struct.pack(f"<{len(shape)}i", *shape))
-    body += _element(1, name) + _element(2, column_major)
-    return _element(14, body)
+from scipy.io import savemat
 
 
 def mat_file(images: np.ndarray, digits: np.ndarray, *, compressed: bool = True) -> bytes:
     """A file of images uint8 [N, 32, 32, 3] and digits 0..9."""
-    count = len(images)
-    x = b"".join(
-        images[n, :, column, channel].tobytes()
-        for n in range(count)
-        for channel in range(3)
-        for column in range(32)
-    )
-    y = bytes(10 if digit == 0 else int(digit) for digit in digits)
-    content = b"MATLAB 5.0 MAT-file".ljust(124, b" ") + b"\x00\x01IM"
-    for matrix in (_matrix(b"X", (32, 32, 3, count), x), _matrix(b"y", (count, 1), y)):
-        packed = zlib.compress(matrix)
-        content += struct.pack("<II", 15, len(packed)) + packed if compressed else matrix
-    return content
+    file = io.BytesIO()
+    labels = np.where(digits == 0, 10, digits).astype(np.uint8)[:, None]
+    content = {"X": images.transpose(1, 2, 3, 0), "y": labels}
+    savemat(file, content, do_compression=compressed)
+    return file.getvalue()
 
 
 def write_svhn(root: Path, per_class: int = 10) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -157,3 +157,56 @@ def reading(path: Path) -> Iterator[None]:
         # tarfile appends a line for every kind of compression it tried
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")
         raise UserError(f"{path}: unreadable ({reason}); fetch it again") from None
+
+
+def find_published(data: DataConfig, folder: str, archive: str, inside: str, home: str) -> Path:
+    """The folder of a published set's files or its archive, in `data.root` or under `data/`.
+
+    Args:
+        inside: a file that the folder holds.
+        home: where to get the archive.
+
+    Raises:
+        UserError: neither is there.
+    """
+    root = data.root or Path("data")
+    if root.is_file() or (root / inside).is_file():
+        return root
+    for path in (root / folder, root / archive):
+        if path.exists():
+            return path
+    raise UserError(
+        f"{data.name}: neither {folder}/ nor {archive} is in {root}; get them from {home} and set "
+        "data.root to their folder"
+    )
+
+
+def published_files(
+    source: Path, folder: str, wanted: Collection[str]
+) -> Iterator[tuple[str, BinaryIO, int]]:
+    """Name, content and size of the wanted files of a folder, or of `folder` in an archive.
+
+    An archive is read without unpacking it, so that several processes may start at once on a fresh
+    machine without one seeing what another has half unpacked.
+
+    Raises:
+        UserError: one is missing, once the others were read.
+        Exception: what `reading` takes, around the reading of the files.
+    """
+    missing = dict.fromkeys(wanted)
+    if source.is_dir():
+        for name in wanted:
+            if (source / name).is_file():
+                with (source / name).open("rb") as file:
+                    yield name, file, (source / name).stat().st_size
+                del missing[name]
+    else:
+        with tarfile.open(source, "r:*") as archive:
+            for member in archive:
+                parent, _, name = member.name.removeprefix("./").rpartition("/")
+                stream = archive.extractfile(member) if member.isfile() else None
+                if stream is not None and parent == folder and name in missing:
+                    yield name, stream, member.size  # type: ignore[misc]
+                    del missing[name]
+    if missing:
+        raise UserError(f"{source}: without {', '.join(missing)}; fetch the archive again")

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.datasets.base import ArrayDataset, Stats, check_size, checked_labels, reading
+from simpro_fast.data.datasets.base import (
+    ArrayDataset,
+    Stats,
+    check_size,
+    checked_labels,
+    find_published,
+    published_files,
+    reading,
+)
 from simpro_fast.data.datasets.safe_pickle import entry, load_pickled_dict
 from simpro_fast.utils.errors import UserError
+
+_HOME = "https://www.cs.toronto.edu/~kriz/cifar.html (the python version)"
 
 
 @dataclass(frozen=True)
@@ -63,8 +72,13 @@ def load_cifar(data: DataConfig) -> ArrayDataset:
     """CIFAR-10 or CIFAR-100 from the published python archive, extracted or as tar.gz."""
     check_size(data, 32)
     layout = _CIFAR[data.name]
-    source = _find_cifar(data, layout)
-    members = _read_members(source, layout)
+    source = find_published(data, layout.folder, layout.archive, layout.meta, _HOME)
+    wanted = (*layout.train, layout.test, layout.meta)
+    with reading(source):
+        members = {
+            name: load_pickled_dict(file, str(source / name))
+            for name, file, _ in published_files(source, layout.folder, wanted)
+        }
     meta = members[layout.meta]
     names = tuple(str(name) for name in entry(meta, layout.names_key, source / layout.meta))
     if len(names) != layout.num_classes:
@@ -84,49 +98,6 @@ def load_cifar(data: DataConfig) -> ArrayDataset:
         std=layout.std,
         flip=True,
     )
-
-
-def _find_cifar(data: DataConfig, layout: _Cifar) -> Path:
-    """The extracted folder or the archive, in `data.root` or under `data/`."""
-    root = data.root or Path("data")
-    if root.is_file() or (root / layout.meta).is_file():
-        return root
-    for path in (root / layout.folder, root / layout.archive):
-        if path.exists():
-            return path
-    raise UserError(
-        f"{data.name}: neither {layout.folder}/ nor {layout.archive} is in {root}; get the python "
-        "version from https://www.cs.toronto.edu/~kriz/cifar.html and set data.root to its folder"
-    )
-
-
-def _read_members(source: Path, layout: _Cifar) -> dict[str, dict[str, Any]]:
-    """Parse the pickled files. An archive is read in memory, so that several processes may start
-    at once on a fresh machine without one seeing what another has half unpacked."""
-    wanted = (*layout.train, layout.test, layout.meta)
-    found: dict[str, dict[str, Any]] = {}
-
-    def take(name: str, file: BinaryIO) -> None:
-        found[name] = load_pickled_dict(file, str(source / name))
-
-    with reading(source):
-        if source.is_dir():
-            for name in wanted:
-                if (source / name).is_file():
-                    with (source / name).open("rb") as file:
-                        take(name, file)
-        else:
-            with tarfile.open(source, "r:*") as archive:
-                for member in archive:
-                    folder, _, name = member.name.removeprefix("./").rpartition("/")
-                    if member.isfile() and folder == layout.folder and name in wanted:
-                        stream = archive.extractfile(member)
-                        assert stream is not None  # only for members that are no files
-                        take(name, stream)  # type: ignore[arg-type]
-    missing = [name for name in wanted if name not in found]
-    if missing:
-        raise UserError(f"{source}: without {', '.join(missing)}; fetch the archive again")
-    return found
 
 
 def _cifar_batch(

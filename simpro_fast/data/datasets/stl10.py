@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,7 +11,13 @@ import numpy as np
 from PIL import Image
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.datasets.base import ArrayDataset, checked_labels, reading
+from simpro_fast.data.datasets.base import (
+    ArrayDataset,
+    checked_labels,
+    find_published,
+    published_files,
+    reading,
+)
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.errors import ConfigError, OutputError, UserError
 from simpro_fast.utils.npz import read_npz
@@ -21,6 +25,7 @@ from simpro_fast.utils.npz import read_npz
 logger = logging.getLogger(__name__)
 
 _FOLDER, _ARCHIVE = "stl10_binary", "stl10_binary.tar.gz"
+_HOME = "https://cs.stanford.edu/~acoates/stl10/"
 _SIDE = 96
 _BYTES = 3 * _SIDE * _SIDE
 _IMAGES = {"train": "train_X.bin", "test": "test_X.bin", "unlabeled": "unlabeled_X.bin"}
@@ -63,21 +68,8 @@ def load_stl10(data: DataConfig) -> ArrayDataset:
 
 
 def find_stl10(data: DataConfig) -> Path:
-    """The folder of the binary files, or the archive.
-
-    Raises:
-        UserError: neither is there.
-    """
-    root = data.root or Path("data")
-    if root.is_file() or (root / _IMAGES["train"]).is_file():
-        return root
-    for path in (root / _FOLDER, root / _ARCHIVE):
-        if path.exists():
-            return path
-    raise UserError(
-        f"stl10: neither {_FOLDER}/ nor {_ARCHIVE} is in {root}; get the binary files from "
-        "https://cs.stanford.edu/~acoates/stl10/ and set data.root to their folder"
-    )
+    """The folder of the binary files, or the archive. Raises as `find_published` does."""
+    return find_published(data, _FOLDER, _ARCHIVE, _IMAGES["train"], _HOME)
 
 
 def _cached(source: Path, side: int, folder: Path) -> dict[str, np.ndarray]:
@@ -115,14 +107,11 @@ def _read(source: Path, side: int) -> dict[str, np.ndarray]:
     """uint8 [n, side, side, 3] images of the three parts, int64 [n] labels of two."""
     found: dict[str, np.ndarray] = {}
     with reading(source):
-        for name, file, size in _files(source):
+        for name, file, size in published_files(source, _FOLDER, _WANTED):
             if name in _IMAGES.values():
                 found[name] = read_images(file, size, side, str(source / name))
             else:
                 found[name] = np.frombuffer(file.read(), np.uint8)
-    missing = [name for name in _WANTED if name not in found]
-    if missing:
-        raise UserError(f"{source}: without {', '.join(missing)}; fetch the archive again")
     parts = {f"{part}_images": found[name] for part, name in _IMAGES.items()}
     for part, name in _LABELS.items():
         where = str(source / name)
@@ -131,24 +120,6 @@ def _read(source: Path, side: int) -> dict[str, np.ndarray]:
             raise UserError(f"{where}: holds label 0, expected 1 to 10")
         parts[f"{part}_labels"] = labels - 1
     return parts
-
-
-def _files(source: Path) -> Iterator[tuple[str, BinaryIO, int]]:
-    """Name, content and size of the wanted files; an archive is read without unpacking it."""
-    if source.is_dir():
-        for name in _WANTED:
-            path = source / name
-            if path.is_file():
-                with path.open("rb") as file:
-                    yield name, file, path.stat().st_size
-        return
-    with tarfile.open(source, "r:*") as archive:
-        for member in archive:
-            parent, _, name = member.name.removeprefix("./").rpartition("/")
-            if member.isfile() and parent == _FOLDER and name in _WANTED:
-                stream = archive.extractfile(member)
-                assert stream is not None  # only for members that are no files
-                yield name, stream, member.size  # type: ignore[misc]
 
 
 def read_images(file: BinaryIO, size: int, side: int, source: str) -> np.ndarray:

@@ -110,8 +110,9 @@ def read_labels(path: Path) -> list[GivenLabel]:
     """
     return [
         GivenLabel(
-            *(record["path"], record.get("member", "")),
-            class_name(record["label"].strip(), f"{path} line {line}"),
+            path=record["path"],
+            member=record.get("member", ""),
+            label=class_name(record["label"].strip(), f"{path} line {line}"),
             line=line,
         )
         for line, record in _label_table(path, "path").records

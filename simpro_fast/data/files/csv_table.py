@@ -33,7 +33,7 @@ OTHER_NAMES = {
     "label": ("class", "class_name", "category", "target"),
 }
 """Names of our columns in other programs; taken where ours is missing and no two could be meant."""
-_SHOWN = 120
+_SHOWN, _HEADER_LINES = 120, 20
 _EXCEL = re.compile(r'"?sep=([,;\t])"?\s*')
 """A first line by which Excel is told the separator."""
 _NO_TABLE = {
@@ -101,6 +101,9 @@ def _opened(
             if told:
                 head.append(text.readline())
             separator = told[1] if told else max(_SEPARATORS, key=head[0].count)
+            for _ in range(_HEADER_LINES):
+                if head[-1].count('"') % 2:  # a quoted name may hold the end of a line
+                    head[-1] += text.readline()
             columns, renamed = _header(path, head[-1], separator, key)
             taken = [
                 *(["UTF-16"] if wide else []),

@@ -97,6 +97,24 @@ def normalise(
     )
 
 
+def built(
+    graph: Callable[[], Any], samples: int, device: torch.device, num_threads: int, prefetch: int
+) -> Any:
+    """A built pipeline of a graph, for so many samples a run."""
+    _, _, pipeline_def = import_dali()
+    pipe = pipeline_def(graph)(
+        batch_size=samples,
+        num_threads=num_threads,
+        device_id=(device.index or 0) if device.type == "cuda" else None,
+        # Under the other executors torch tensors that share the output's memory are overwritten a
+        # few runs later, and a file that cannot be decoded costs other steps than its own.
+        exec_dynamic=True,
+        prefetch_queue_depth=prefetch,
+    )
+    pipe.build()
+    return pipe
+
+
 def build_pipeline(
     make_views: Callable[[], list[Tensor]],
     *,
@@ -117,26 +135,13 @@ def build_pipeline(
             the pipeline's thread, once a run and in order, up to `prefetch` runs ahead.
         normalised: whether they come so, and leave as they come; else they are uint8 and leave as
             float32.
-
-    The dynamic executor is pinned: under the other ones torch tensors that share the output's
-    memory are overwritten a few runs later.
     """
-    _, _, pipeline_def = import_dali()
     gpu = device.type == "cuda"
 
-    @pipeline_def
-    def pipeline() -> Any:
+    def graph() -> Any:
         batch = batch_function(make_views, gpu=gpu, layout="FHWC")
         if normalised:
             return batch
         return normalise(batch, mean=augment.mean, std=augment.std, layout="FHWC")
 
-    pipe = pipeline(
-        batch_size=parts,
-        num_threads=num_threads,
-        device_id=(device.index or 0) if gpu else None,
-        exec_dynamic=True,
-        prefetch_queue_depth=prefetch,
-    )
-    pipe.build()
-    return pipe
+    return built(graph, parts, device, num_threads, prefetch)

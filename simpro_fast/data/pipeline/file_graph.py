@@ -16,7 +16,7 @@ import torch
 
 from simpro_fast.data.batch import CPU, AugmentConfig
 from simpro_fast.data.files.decode import ImageSource, encoded_bytes
-from simpro_fast.data.pipeline.dali import import_dali, normalise, strong_view
+from simpro_fast.data.pipeline.dali import built, import_dali, normalise, strong_view
 
 VIEW_INPUTS = ("start", "end", "mirror", "table")
 """Inputs for each view of n images: float32 [n, 2] and [n, 2], box corners (y, x) in pixels;
@@ -101,11 +101,10 @@ def build_file_pipeline(
             and widths as listed (int64 [images, 1] each), then the `VIEW_INPUTS` of each view.
         read: whether the images are paths.
 
-    View 0 is the weak one. The dynamic executor is pinned: a file that cannot be decoded then
-    costs its own step only. After that a new pipeline is needed, since tables stay on the host and
-    wait there for their views.
+    View 0 is the weak one. After a file that cannot be decoded a new pipeline is needed, since
+    tables stay on the host and wait there for their views.
     """
-    fn, _, pipeline_def = import_dali()
+    fn, _, _ = import_dali()
     gpu = device.type == "cuda"
     tables: list[deque[np.ndarray]] = [deque() for _ in range(num_views)]
 
@@ -118,8 +117,7 @@ def build_file_pipeline(
             tables[v].append(table)
         return tuple(kept)
 
-    @pipeline_def
-    def pipeline() -> Any:
+    def graph() -> Any:
         files, height, width, *inputs = fn.external_source(
             source=pixel_inputs, num_outputs=3 + 3 * num_views, batch=True
         )
@@ -132,38 +130,22 @@ def build_file_pipeline(
             outputs.append(normalise(view, mean=augment.mean, std=augment.std))
         return tuple(outputs)
 
-    pipe = pipeline(
-        batch_size=images,
-        num_threads=num_threads,
-        device_id=(device.index or 0) if gpu else None,
-        exec_dynamic=True,
-        prefetch_queue_depth=prefetch,
-    )
-    pipe.build()
-    return pipe
+    return built(graph, images, device, num_threads, prefetch)
 
 
 class GraphDecoder:
     """The graph's own decoder for one file at a time, outside of training; for one thread."""
 
     def __init__(self, device: torch.device = CPU) -> None:
-        fn, _, pipeline_def = import_dali()
+        fn, _, _ = import_dali()
         self._gpu = gpu = device.type == "cuda"
 
-        @pipeline_def
-        def pipeline() -> Any:
+        def graph() -> Any:
             inputs = fn.external_source(source=lambda: self._inputs, num_outputs=3, batch=True)
             return decode(*inputs, read=False, gpu=gpu)
 
         self._inputs: tuple[Any, ...] = ()
-        self._pipe = pipeline(
-            batch_size=1,
-            num_threads=1,
-            device_id=(device.index or 0) if gpu else None,
-            exec_dynamic=True,
-            prefetch_queue_depth=1,
-        )
-        self._pipe.build()
+        self._pipe = built(graph, 1, device, num_threads=1, prefetch=1)
 
     def __call__(self, encoded: bytes | np.ndarray, width: int, height: int) -> np.ndarray | None:
         """uint8 [H, W, 3]; None where the file is refused, or is not of this size."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 from pydantic import model_validator
 
 from simpro_fast.data.datasets.base import ArrayDataset
-from simpro_fast.utils.atomic_write import replacing
+from simpro_fast.utils.atomic_write import replacing, write_json
 from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.file_schema import Count, FileSchema, read_as
 from simpro_fast.utils.npz import read_npz
@@ -126,18 +125,12 @@ def _count(labels: np.ndarray, num_classes: int) -> tuple[int, ...]:
     return tuple(np.bincount(labels, minlength=num_classes).tolist())
 
 
-def save_split(split: Split, run_dir: Path, dataset: ArrayDataset | None = None) -> None:
-    """Write `split.npz` (index lists) and `split.json` (counts, hash), each atomically.
-
-    Args:
-        split: the split.
-        run_dir: existing folder.
-        dataset: if given, its name and class names go into the JSON file.
-    """
+def save_split(split: Split, run_dir: Path, dataset: ArrayDataset) -> None:
+    """Write `split.npz` (index lists) and `split.json` (counts, hash), each atomically."""
     arrays = {name: getattr(split, name).astype("<i8") for name in LISTS}
     description = {
-        "dataset": dataset.name if dataset else None,
-        "class_names": list(dataset.class_names) if dataset else None,
+        "dataset": dataset.name,
+        "class_names": list(dataset.class_names),
         "num_labeled": len(split.labeled),
         "num_unlabeled": len(split.unlabeled),
         "num_test": len(split.test),
@@ -149,8 +142,7 @@ def save_split(split: Split, run_dir: Path, dataset: ArrayDataset | None = None)
     }
     with replacing(run_dir / NPZ_NAME) as file:
         np.savez(file, **arrays)
-    with replacing(run_dir / JSON_NAME) as file:
-        file.write((json.dumps(description, indent=1) + "\n").encode())
+    write_json(run_dir / JSON_NAME, description)
 
 
 class SplitFile(FileSchema):

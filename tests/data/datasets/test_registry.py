@@ -16,7 +16,7 @@ from tests.data.cifar_format import (
     cifar10_members,
     cifar100_members,
     cifar_images,
-    python2_pickle,
+    pickled,
     write_archive,
     write_folder,
 )
@@ -228,7 +228,7 @@ def test_damaged_cifar_archives(tmp_path: Path) -> None:
     ],
 )
 def test_cifar_batches_of_another_format(tmp_path: Path, content: dict, message: str) -> None:
-    write_folder(tmp_path, CIFAR10, cifar10_members() | {"data_batch_1": python2_pickle(content)})
+    write_folder(tmp_path, CIFAR10, cifar10_members() | {"data_batch_1": pickled(content)})
     with pytest.raises(UserError, match=rf"data_batch_1: .*{message}"):
         load_dataset(DataConfig(name="cifar10", root=tmp_path))
 

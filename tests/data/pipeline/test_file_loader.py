@@ -20,7 +20,7 @@ from simpro_fast.data.datasets.image_list import MEAN, STD, load_own_images
 from simpro_fast.data.files.decode import Facts, check_file, read_rgb
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.pipeline import file_loader
-from simpro_fast.data.pipeline.dali import import_dali
+from simpro_fast.data.pipeline.dali import built, import_dali
 from simpro_fast.data.pipeline.file_graph import decode, path_array
 from simpro_fast.data.sampling.draws import AugmentParams
 from simpro_fast.data.splits.listed import listed_split
@@ -80,21 +80,17 @@ def test_decoder_equals_pillow_in_every_format(tmp_path: Path, gpu: bool) -> Non
         exif[0x0112] = orientation
         files[f"turned{orientation}.jpg"] = (image, {"exif": exif})
     paths = [save(tmp_path / name, *args, **kwargs) for name, (*args, kwargs) in files.items()]
-    _, _, pipeline_def = import_dali()
     sizes = [read_rgb(path).size for path in paths]
     width, height = (np.array([[size[k]] for size in sizes]) for k in (0, 1))
     inputs = [path_array(str(path)) for path in paths], height, width
 
-    @pipeline_def
-    def pipeline() -> Any:
+    def graph() -> Any:
         fn, _, _ = import_dali()
         given = fn.external_source(source=lambda: inputs, num_outputs=3, batch=True)
         return decode(*given, read=True, gpu=gpu)
 
-    where = 0 if gpu else None
-    pipe = pipeline(batch_size=len(paths), num_threads=1, device_id=where, exec_dynamic=True)
-    pipe.build()
-    (decoded,) = pipe.run()
+    device = torch.device("cuda" if gpu else "cpu")
+    (decoded,) = built(graph, len(paths), device, num_threads=1, prefetch=1).run()
     for path, pixels_read in zip(paths, decoded.as_cpu() if gpu else decoded, strict=True):
         assert check_file(path).status == "ok", path.name
         expected = np.asarray(read_rgb(path)).astype(int)
