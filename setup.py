@@ -79,7 +79,11 @@ setup(
     package_dir={"simpro_kernels": "kernels", "simpro_fast.configs": "configs"},
     package_data={
         "simpro_fast.configs": ["*.yaml", "*/*.yaml", "*.csv"],
-        "simpro_fast": ["py.typed", "data/datasets/imagenet_lists/*.json", "answers/report/templates/*"],
+        "simpro_fast": [
+            "py.typed",
+            "data/datasets/imagenet_lists/*.json",
+            "answers/report/templates/*",
+        ],
         "simpro_kernels": ["py.typed", "*/README.md", "tuned/*.json"],
     },
     install_requires=REQUIRED,

@@ -133,7 +133,7 @@ class TrainedModel:
         prior: str | Sequence[float] = "none",
         batch_size: int = 256,
     ) -> list[Prediction]:
-        """Classify pictures; for a heap that does not fit into memory see `simpro-fast predict`.
+        """Classify pictures; for more than fit into memory see `simpro-fast predict`.
 
         Args:
             pictures: one, several, or an array uint8 [n, H, W, 3].

@@ -1,4 +1,4 @@
-"""What `evaluate` and `heap` share: flags, the output folder, the end."""
+"""What `evaluate` and `shares` share: flags, the output folder, the end."""
 
 from __future__ import annotations
 

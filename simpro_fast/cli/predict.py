@@ -34,14 +34,14 @@ from simpro_fast.utils.terminal import plain_table, rendered
 DESCRIPTION = """\
 Classify images: one row per image, in the order of the sources.
 
-SOURCE is an image, a folder (searched to its depths, by name), a pattern ('heap/*.jpg',
+SOURCE is an image, a folder (searched to its depths, by name), a pattern ('photos/*.jpg',
 'shard-{000..127}.tar'), a tar shard, a manifest (.csv or .parquet with a column path), or - for
 a list of paths on standard input, one a line or separated by NUL.
 
 examples:
   simpro-fast predict runs/mine/seed1 photos --output photos.csv
-  simpro-fast predict runs/mine/seed1 heap --output heap.parquet --logits heap.npy --resume
-  find heap -name '*.jpg' -print0 | simpro-fast predict runs/mine/seed1 - --output heap.csv
+  simpro-fast predict runs/mine/seed1 photos --output photos.parquet --logits photos.npy --resume
+  find photos -name '*.jpg' -print0 | simpro-fast predict runs/mine/seed1 - --output photos.csv
   simpro-fast predict runs/mine/seed1 one.jpg"""
 EPILOG = """\
 Columns: path, member (in a tar shard), status (ok, or why the file could not be read), class,
@@ -72,7 +72,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="class distribution of these images: none (default), uniform, labeled, estimated (the "
         "training's pi_u), or a file, JSON {class: share} or CSV class,share. none answers "
         "by the plain logits, the paper's test rule. Where the estimate is wrong, answers under it "
-        "are, too: on a trial heap it took the accuracy from 42.7 to 29.5 %%",
+        "are, too: in one trial it took the accuracy from 42.7 to 29.5 %%",
     )
     parser.add_argument(
         "--logits",

@@ -40,7 +40,7 @@ examples:
   simpro-fast pseudo runs/mine/seed1
   simpro-fast pseudo runs/mine/seed1 --queue 200
   simpro-fast pseudo runs/mine/seed1 --queue 200 --format label-studio --base /photos
-  simpro-fast pseudo runs/mine/seed1 --output heap.parquet --logits heap.npy
+  simpro-fast pseudo runs/mine/seed1 --output photos.parquet --logits photos.npy
 
 Fill in the column label of queue.csv, then
   simpro-fast prepare --add-labels queue.csv ... and train again."""

@@ -57,7 +57,7 @@ class TrainedRun:
     history: History
     evaluation: Evaluation | None
     """Of the averaged weights as they are now; None without a test set."""
-    heap: dict[str, Any] | None
+    shares: dict[str, Any] | None
     """Estimated class shares of the unlabeled images, see `training.evaluate.estimate_shares`."""
     labeled_draws: list[int]
     """Labeled images drawn per class."""
@@ -126,7 +126,7 @@ def summarise(trained: TrainedRun) -> dict[str, Any]:
         "per_class": per_class,
         "class_names": list(setup.dataset.class_names),
         **groups,
-        "heap": trained.heap,
+        "shares": trained.shares,
         "kl_pi_u": kl_of_estimate(trained.algorithm.method, split),
         "pi_u": trained.algorithm.method.normalised_pi_u().tolist(),
         "pi_u_true": None if unlabeled is None else [c / sum(unlabeled) for c in unlabeled],

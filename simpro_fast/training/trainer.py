@@ -403,7 +403,7 @@ class Trainer:
             step=self.step,
             history=self.history,
             evaluation=evaluation,
-            heap=estimate_shares(
+            shares=estimate_shares(
                 self.algorithm.network(), setup, evaluation, between=self._look_for_a_stop
             ),
             labeled_draws=self.labeled_draws.counts(since, self.step),

@@ -125,8 +125,8 @@ def test_folders_that_were_not_meant_are_usage(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = f"--output={root}/out"
-    heap = f"--unlabeled={root}/unlabeled"
-    assert prepare.main([f"--labeled={root}", heap, output]) == 2
+    unlabeled = f"--unlabeled={root}/unlabeled"
+    assert prepare.main([f"--labeled={root}", unlabeled, output]) == 2
     assert f"did you mean {root}/labeled?" in error(capsys)
     (root / "val/owls").rename(root / "val/Owls")
     assert run(root) == 2
@@ -151,9 +151,9 @@ def test_images_of_one_pixel_are_pictures(root: Path, capsys: pytest.CaptureFixt
 
 
 def test_file_twice_in_a_source_counts_once(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    heap = [f"{root}/unlabeled", f"{root}/unlabeled/", f"{root}/./unlabeled", f"{root}"]
+    unlabeled = [f"{root}/unlabeled", f"{root}/unlabeled/", f"{root}/./unlabeled", f"{root}"]
     arguments = [f"--labeled={root}/labeled", f"--val={root}/val", f"--output={root}/out"]
-    assert prepare.main([*arguments, "--threads=2", "--unlabeled", *heap]) == 0
+    assert prepare.main([*arguments, "--threads=2", "--unlabeled", *unlabeled]) == 0
     said = capsys.readouterr().out
     assert "12 labeled, 12 unlabeled, 6 val images, 18 ignored" in said
     assert "18 unlabeled that is also in the labeled or val folder" in said

@@ -340,7 +340,7 @@ def test_pretrained_network_on_folders_of_images(
     capsys: pytest.CaptureFixture[str],
     scale: float,
 ) -> None:
-    """By the command: torchvision's ResNet-18, JPEGs, an unlabeled heap, 1000 classes before."""
+    """By the command: torchvision's ResNet-18, JPEGs, unlabeled images, 1000 classes before."""
     resnet18 = pytest.importorskip("torchvision").models.resnet18
     monkeypatch.chdir(tmp_path)
     root = tidy(tmp_path / "data")

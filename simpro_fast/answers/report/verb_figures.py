@@ -1,4 +1,4 @@
-"""Figures of `evaluate` and `heap`: confusion matrix, reliability, class shares."""
+"""Figures of `evaluate` and `shares`: confusion matrix, reliability, class shares."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def reliability_figure(priors: dict[str, dict[str, Any]], path: Path) -> None:
 
 
 @drawing([BASE])
-def heap_figure(document: dict[str, Any], path: Path) -> None:
+def shares_figure(document: dict[str, Any], path: Path) -> None:
     """Class shares in percent: the estimate with its interval, and what else was estimated."""
     rows = document["rows"]
     many = len(rows) > _NAMES_UP_TO
@@ -113,7 +113,7 @@ def heap_figure(document: dict[str, Any], path: Path) -> None:
         axes.set_xlabel("classes by estimate")
     else:
         axes.set_xticks(places, [printable(row["class"]) for row in rows], rotation=90)
-    axes.set_ylabel("share of the heap (%)")
+    axes.set_ylabel("share of the images (%)")
     axes.set_ylim(bottom=0)
     axes.set_title(f"{document['images']:,} images")
     figure.legend(loc="outside lower center", ncols=2)

@@ -46,7 +46,7 @@ class Stream(IntEnum):
     AUGMENT_UNLABELED = 4
     REPLACEMENT = 7
     METHOD = 8
-    HEAP = 9
+    SHARES = 9
 
 
 class _Purpose(IntEnum):

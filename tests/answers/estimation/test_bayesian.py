@@ -41,8 +41,8 @@ def test_gibbs_sampling_gives_the_exact_posterior(confusion, predicted):
         np.testing.assert_allclose([found.low[k], found.high[k]], [low, high], atol=0.03)
 
 
-def heap(rng, classes, per_class, images):
-    """Shares, confusion matrix and predicted counts of one imagined network and heap."""
+def imagined(rng, classes, per_class, images):
+    """Shares, confusion matrix and predicted counts of one imagined network and its images."""
     shares = rng.permutation(20.0 ** -(np.arange(classes) / (classes - 1)))
     shares /= shares.sum()
     rates = 0.7 * np.eye(classes) + 0.3 * rng.dirichlet(np.full(classes, 0.5), classes)
@@ -50,21 +50,21 @@ def heap(rng, classes, per_class, images):
     return shares, confusion, rng.multinomial(images, shares @ rates)
 
 
-def test_intervals_cover_the_shares_of_imagined_heaps():
+def test_intervals_cover_the_shares_of_imagined_sets():
     rng, covered = np.random.default_rng(5), []
     for seed in range(12):
-        shares, confusion, predicted = heap(rng, 5, 30, 400)
+        shares, confusion, predicted = imagined(rng, 5, 30, 400)
         found = bayesian_shares(confusion, predicted, seed=seed, enough_r_hat=1.05)
         assert found.converged
         assert found.estimate.sum() == pytest.approx(1)
         assert (found.low <= found.estimate).all() and (found.estimate <= found.high).all()
         covered.append((found.low <= shares) & (shares <= found.high))
-    # 60 shares at 95 %, those of one heap dependent: four standard errors
+    # 60 shares at 95 %, those of one set dependent: four standard errors
     assert np.mean(covered) >= 0.84
 
 
 def test_the_result_is_a_function_of_seed_and_counts():
-    _, confusion, predicted = heap(np.random.default_rng(1), 4, 30, 500)
+    _, confusion, predicted = imagined(np.random.default_rng(1), 4, 30, 500)
     first, again, other = (bayesian_shares(confusion, predicted, seed=s) for s in (1, 1, 2))
     assert first.low.tolist() == again.low.tolist()
     assert first.low.tolist() != other.low.tolist()
@@ -72,7 +72,7 @@ def test_the_result_is_a_function_of_seed_and_counts():
 
 
 def test_ten_million_images_are_as_good_as_ten_thousand_of_the_same_counts():
-    shares, confusion, _ = heap(np.random.default_rng(1), 4, 50, 1)
+    shares, confusion, _ = imagined(np.random.default_rng(1), 4, 50, 1)
     rates = confusion / confusion.sum(axis=1, keepdims=True)
     few, many = (np.round(n * (shares @ rates)).astype(int) for n in (10_000, 10_000_000))
     small, large = (bayesian_shares(confusion, n, seed=1) for n in (few, many))
@@ -112,7 +112,7 @@ def test_r_hat_tells_chains_apart():
 
 
 def test_many_classes_have_intervals_as_well():
-    shares, confusion, predicted = heap(np.random.default_rng(3), 100, 20, 20_000)
+    shares, confusion, predicted = imagined(np.random.default_rng(3), 100, 20, 20_000)
     found = bayesian_shares(confusion, predicted, seed=1)
     assert found.sampler == "independent" and found.estimate.sum() == pytest.approx(1)
     # 100 shares at 95 %, dependent: four standard errors

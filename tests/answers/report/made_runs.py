@@ -29,7 +29,7 @@ def make_run(
     num_classes: int = 10,
     level: float = 0.0,
     finished: bool = True,
-    heap: bool = False,
+    shares: bool = False,
     evaluated: bool = False,
     pictures: bool = False,
     labeled_max: int = 150,
@@ -40,7 +40,7 @@ def make_run(
     Args:
         level: percent that all accuracies differ by.
         finished: False leaves out what only the end of a run writes.
-        heap: with an estimate that has intervals. evaluated: with confusion and reliability.
+        shares: with an estimate that has intervals. evaluated: with confusion and reliability.
         pictures: with views and mistakes.
         config: sections of config.yaml that differ from the shipped ones.
     """
@@ -114,8 +114,8 @@ def make_run(
     }
     if evaluated:
         summary |= _evaluated(rng, final / 100)
-    if heap:
-        summary["heap"] = {
+    if shares:
+        summary["shares"] = {
             "method": "bayesian",
             "images": int(unlabeled.sum()),
             "rows": [

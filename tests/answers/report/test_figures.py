@@ -23,8 +23,8 @@ from simpro_fast.answers.report.pictures import FOLDER, ViewsFigure, load_views,
 from simpro_fast.answers.report.runs import load_run
 from simpro_fast.answers.report.verb_figures import (
     confusion_figure,
-    heap_figure,
     reliability_figure,
+    shares_figure,
 )
 from simpro_fast.utils.errors import UserError
 from tests.answers.report.made_runs import make_run
@@ -72,13 +72,13 @@ def test_a_dollar_in_a_name_is_a_dollar(tmp_path: Path) -> None:
     names = ["$\\frac$", "a$b^$c", "d"]
     bins = [{"count": 3, "confidence": 0.6, "accuracy": 0.5}]
     shares = dict.fromkeys(("estimate", "low", "high", "pi_u", "em", "mean_posterior"), 0.3)
-    heap = {"images": 9, "rows": [{"class": name, **shares} for name in names]}
+    shares = {"images": 9, "rows": [{"class": name, **shares} for name in names]}
     confusion_figure(np.eye(3, dtype=int).tolist(), names, tmp_path / "confusion.png")
     reliability_figure({"$^$": {"reliability": bins, "ece": 0.1}}, tmp_path / "reliability.png")
-    heap_figure(heap, tmp_path / "heap.png")
+    shares_figure(shares, tmp_path / "shares.png")
     for path in tmp_path.iterdir():
         assert path.read_bytes().startswith(b"\x89PNG")
-    run = make_run(tmp_path / "run", class_names=names, heap=True, evaluated=True, pictures=True)
+    run = make_run(tmp_path / "run", class_names=names, shares=True, evaluated=True, pictures=True)
     assert len(write_report(run)) > 8
 
 
@@ -259,12 +259,12 @@ def test_classes_are_in_the_order_of_their_labeled_images(draw: Draw, tmp_path: 
 def test_intervals_and_evaluations_are_drawn_where_a_run_has_them(
     draw: Draw, tmp_path: Path
 ) -> None:
-    path = make_run(tmp_path / "seed1", heap=True, evaluated=True)
+    path = make_run(tmp_path / "seed1", shares=True, evaluated=True)
     summary = json.loads((path / "summary.json").read_text())
     drawn = draw(path)
     (errors,) = (c for c in drawn["prior.png"].axes[0].containers if hasattr(c, "has_yerr"))
     (segments,) = (lines.get_segments() for lines in errors.lines[2])
-    rows = summary["heap"]["rows"]
+    rows = summary["shares"]["rows"]
     assert [segment[:, 1].tolist() for segment in segments] == [
         pytest.approx([100 * row["low"], 100 * row["high"]]) for row in rows
     ]

@@ -82,7 +82,7 @@ def nasty(tmp_path_factory: pytest.TempPathFactory) -> Page:
         folder / "seed1",
         name=RUN_NAME,
         class_names=NASTY,
-        heap=True,
+        shares=True,
         evaluated=True,
         pictures=True,
     )

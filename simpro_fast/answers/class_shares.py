@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from simpro_fast.answers.estimation.bayesian import bayesian_shares
-from simpro_fast.answers.estimation.shares import black_box_shares, em_shares
+from simpro_fast.answers.estimation.point_shares import black_box_shares, em_shares
 from simpro_fast.answers.model import TrainedModel
 from simpro_fast.answers.predict import classify, item_pixels
 from simpro_fast.answers.sources import Item
@@ -49,7 +49,7 @@ def sample(items: Iterable[Item], size: int, seed: int) -> list[Item]:
 
 
 @dataclass
-class Heap:
+class Predicted:
     """Predictions of a set of unlabeled images."""
 
     predicted: np.ndarray
@@ -74,7 +74,7 @@ def look_at(
     batch_size: int,
     threads: int,
     progress: Callable[[int], None],
-) -> Heap:
+) -> Predicted:
     """Classify a stream; in memory are sums and the logits for EM (64 MiB at most).
 
     Raises:
@@ -82,37 +82,41 @@ def look_at(
     """
     classes = len(model.class_names)
     size = max(1, EM_NUMBERS // classes)
-    heap = Heap(np.zeros(classes, np.int64), np.zeros(classes), np.empty((0, classes), np.float32))
+    found_images = Predicted(
+        np.zeros(classes, np.int64), np.zeros(classes), np.empty((0, classes), np.float32)
+    )
     reservoir, done = Reservoir(size, seed), 0
     pixels_of = partial(item_pixels, size=model.file.image_size)
     for chunk in classify(model, items, pixels_of, batch_size=batch_size, threads=threads):
         logits = chunk.logits[chunk.readable]
-        heap.predicted += np.bincount(logits.argmax(axis=1), minlength=classes)
-        heap.probability += model.probabilities(logits).sum(axis=0)
-        if len(heap.logits) < (needed := min(size, reservoir.seen + len(logits))):
+        found_images.predicted += np.bincount(logits.argmax(axis=1), minlength=classes)
+        found_images.probability += model.probabilities(logits).sum(axis=0)
+        if len(found_images.logits) < (needed := min(size, reservoir.seen + len(logits))):
             room = np.empty((min(size, 2 * needed), classes), np.float32)
-            room[: len(heap.logits)] = heap.logits
-            heap.logits = room
+            room[: len(found_images.logits)] = found_images.logits
+            found_images.logits = room
         for row, place in zip(logits, reservoir.places(len(logits)), strict=True):
             if place >= 0:
-                heap.logits[place] = row
+                found_images.logits[place] = row
         for item, said in zip(chunk.items, chunk.status, strict=True):
             if said != OK:
-                heap.bad[said.partition(":")[0]] += 1
-                heap.first_bad = heap.first_bad or f"{item.path}: {said}"
+                found_images.bad[said.partition(":")[0]] += 1
+                found_images.first_bad = found_images.first_bad or f"{item.path}: {said}"
         done += len(chunk.items)
         progress(done)
-    heap.logits = heap.logits[: min(size, reservoir.seen)]
-    if not heap.images:
-        said = f"no image could be read (first: {heap.first_bad})"
-        raise UserError(f"{said if heap.bad else 'the folders hold no image'}; check the paths")
-    return heap
+    found_images.logits = found_images.logits[: min(size, reservoir.seen)]
+    if not found_images.images:
+        said = f"no image could be read (first: {found_images.first_bad})"
+        raise UserError(
+            f"{said if found_images.bad else 'the folders hold no image'}; check the paths"
+        )
+    return found_images
 
 
 def estimates(
-    model: TrainedModel, heap: Heap, confusion: np.ndarray | None, seed: int
+    model: TrainedModel, found_images: Predicted, confusion: np.ndarray | None, seed: int
 ) -> dict[str, Any]:
-    """The rows of heap.json and what is to be said about them.
+    """The rows of shares.json and what is to be said about them.
 
     Args:
         confusion: validation counts [K, K]; None: a point estimate without an interval.
@@ -123,8 +127,8 @@ def estimates(
         `warnings`.
     """
     file, warnings = model.file, []
-    mean_posterior = heap.probability / heap.images
-    em = em_shares(model.probabilities(heap.logits, file.phi), np.array(file.phi))
+    mean_posterior = found_images.probability / found_images.images
+    em = em_shares(model.probabilities(found_images.logits, file.phi), np.array(file.phi))
     pi_u = np.array(file.pi_u) / sum(file.pi_u)
     if not em.converged:
         warnings.append("EM did not converge; its shares are where it stopped")
@@ -137,9 +141,9 @@ def estimates(
             "is off; give --calibrate VAL, some images of every class with known classes"
         )
     else:
-        found = bayesian_shares(confusion, heap.predicted, seed=seed)
+        found = bayesian_shares(confusion, found_images.predicted, seed=seed)
         method, estimate, low, high = "bayesian", found.estimate, found.low, found.high
-        black_box, converged = black_box_shares(confusion, heap.predicted), found.converged
+        black_box, converged = black_box_shares(confusion, found_images.predicted), found.converged
         warnings += _doubts(model.class_names, confusion, found.converged)
         for name, other in (("EM", em.shares), ("pi_u of the training", pi_u)):
             warnings += _disagreement(name, other, estimate, low, high, model.class_names)
@@ -147,7 +151,7 @@ def estimates(
         "estimate": estimate,
         "low": low,
         "high": high,
-        "predicted": heap.predicted / heap.images,
+        "predicted": found_images.predicted / found_images.images,
         "black_box": black_box,
         "em": em.shares,
         "mean_posterior": mean_posterior,
@@ -157,7 +161,7 @@ def estimates(
         "method": method,
         "level": None if low is None else 0.95,
         "converged": converged,
-        "em_images": len(heap.logits),
+        "em_images": len(found_images.logits),
         "rows": [
             {
                 "class": name,
