@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from simpro_fast.answers.predict import Unreadable
 from simpro_fast.answers.report.verb_figures import check_matplotlib
 from simpro_fast.cli.ending import DONE, FAILED
 from simpro_fast.cli.parser import CommandParser
@@ -56,17 +56,15 @@ def output_files(options: argparse.Namespace, table: str, *figures: str) -> Iter
         yield found
 
 
-def conclude(
-    options: argparse.Namespace, notes: Sequence[str], bad: Counter[str], first_bad: str
-) -> int:
+def conclude(options: argparse.Namespace, notes: Sequence[str], unreadable: Unreadable) -> int:
     """Say the rest on stderr; returns the exit code."""
     for line in () if options.quiet else notes:
         show(line, file=sys.stderr)
-    count = sum(bad.values())
+    count = unreadable.counts.total()
     if not count:
         return DONE
     images = "1 image" if count == 1 else f"{count:,} images"
-    line = f"{images} could not be read, left out (first: {first_bad})"
+    line = f"{images} could not be read, left out (first: {unreadable.first})"
     if options.on_bad_image == "skip":
         if not options.quiet:
             show(f"note: {line}", file=sys.stderr)

@@ -18,13 +18,19 @@ from typing import Any
 
 from simpro_fast.answers.model import TrainedModel, load_model
 from simpro_fast.answers.outputs import Outputs
-from simpro_fast.answers.predict import Chunk, answer_kinds, answers, classify, item_pixels
+from simpro_fast.answers.predict import (
+    Chunk,
+    Unreadable,
+    answer_kinds,
+    answers,
+    classify,
+    item_pixels,
+)
 from simpro_fast.answers.prior_file import chosen_prior
 from simpro_fast.answers.sources import Item, Sources
 from simpro_fast.answers.writers import Array, Columns, Csv, Format, table_format
 from simpro_fast.cli.ending import DONE, FAILED, verb
 from simpro_fast.cli.parser import CommandParser, positive
-from simpro_fast.data.files.decode import OK
 from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.printable import printable, show
@@ -128,25 +134,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class _Counts:
     images: int = 0
     classes: Counter[str] = field(default_factory=Counter)
-    bad: Counter[str] = field(default_factory=Counter)
-    """Files that could not be read, by the first word of their status."""
-    first_bad: str = ""
+    unreadable: Unreadable = field(default_factory=Unreadable)
 
     def add(self, record: dict[str, Any]) -> None:
         self.images += record["images"]
         self.classes.update(record["classes"])
-        self.bad.update(record["bad"])
-        self.first_bad = self.first_bad or record["first_bad"]
+        self.unreadable += Unreadable(Counter(record["bad"]), record["first_bad"])
 
 
 def _record(chunk: Chunk[Item], columns: Columns) -> dict[str, Any]:
     """What of a chunk is counted."""
-    bad = [(item, said) for item, said in zip(chunk.items, chunk.status, strict=True) if said != OK]
+    unreadable = Unreadable()
+    unreadable.add((_name(item), status) for item, status in chunk.bad)
     return {
         "images": len(chunk.items),
         "classes": Counter(name for name in columns["class"] if name is not None),
-        "bad": Counter(said.partition(":")[0] for _, said in bad),
-        "first_bad": f"{_name(bad[0][0])}: {bad[0][1]}" if bad else "",
+        "bad": unreadable.counts,
+        "first_bad": unreadable.first,
     }
 
 
@@ -277,12 +281,12 @@ class _Run:
 
     def _conclude(self) -> int:
         options, counts, names = self._options, self._counts, self._model.class_names
-        repeats, bad = self._sources.repeats, sum(counts.bad.values())
+        repeats, bad = self._sources.repeats, counts.unreadable.counts.total()
         if options.json:
             said = {
                 "images": counts.images,
                 "classes": {name: counts.classes[name] for name in names},
-                "bad_images": dict(counts.bad),
+                "bad_images": dict(counts.unreadable.counts),
                 "repeats": repeats,
                 "ignored": dict(self._sources.ignored.counts),
                 "prior": self._prior,
@@ -299,7 +303,8 @@ class _Run:
             show(line, file=sys.stderr)
         if not bad:
             return DONE
-        line = f"{bad:,} of {counts.images:,} images could not be read (first: {counts.first_bad})"
+        line = f"{bad:,} of {counts.images:,} images could not be read "
+        line += f"(first: {counts.unreadable.first})"
         if options.on_bad_image == "skip":
             if not options.quiet:
                 show(f"note: {line}", file=sys.stderr)

@@ -89,25 +89,25 @@ def _run(options: argparse.Namespace, files: Files) -> int:
         progress = ProgressLine("calibrated with", "images", shown=not options.quiet)
         found = labeled_logits(model, options.calibrate, **shape, progress=progress)
         progress.close()
-        confusion, calibration["from"] = found.confusion(), str(options.calibrate)
+        confusion, calibration["from"] = found.confusion, str(options.calibrate)
         notes += found.notes
     calibration["images"] = 0 if confusion is None else int(confusion.sum())
     items = iter(sources)
     if options.sample:
         items = iter(sample(items, options.sample, options.seed))
     progress = ProgressLine("classified", "images", shown=not options.quiet)
-    found_images = look_at(model, items, seed=options.seed, **shape, progress=progress)
+    images = look_at(model, items, seed=options.seed, **shape, progress=progress)
     progress.close()
-    bad, first_bad = found_images.bad, found_images.first_bad
+    unreadable = images.unreadable
     if options.calibrate is not None:
-        bad, first_bad = bad + found.bad, first_bad or found.first_bad
-    answer = estimates(model, found_images, confusion, options.seed)
+        unreadable = unreadable + found.unreadable
+    answer = estimates(model, images, confusion, options.seed)
     document = {
         "model": str(options.model),
         "sources": list(options.folders),
-        "images": found_images.images,
+        "images": images.images,
         "sample": options.sample,
-        "bad_images": dict(bad),
+        "bad_images": dict(unreadable.counts),
         "calibration": None if confusion is None else calibration,
         "seed": options.seed,
         **answer,
@@ -128,7 +128,7 @@ def _run(options: argparse.Namespace, files: Files) -> int:
         for line in _lines(document):
             print(line)  # names in it are made fit to be shown
     notes = [*(f"warning: {text}" for text in document["warnings"]), *notes]
-    return conclude(options, notes, bad, first_bad)
+    return conclude(options, notes, unreadable)
 
 
 def _known(confusion: tuple[tuple[int, ...], ...] | None) -> np.ndarray | None:

@@ -37,7 +37,7 @@ class ShareRow(FileSchema):
 
 
 class SharesEstimate(FileSchema):
-    """Class shares of the unlabeled images, see `training.measure.estimate_shares`."""
+    """Class shares of the unlabeled images, see `answers.class_shares.estimate_shares`."""
 
     method: str | None = None
     images: Count | None = None

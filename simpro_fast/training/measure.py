@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from simpro_fast.answers.estimation.bayesian import bayesian_shares
+from simpro_fast.answers.class_shares import estimate_shares
 from simpro_fast.answers.evaluation import Evaluation, evaluate, network_logits
 from simpro_fast.data.datasets.image_list import select
 from simpro_fast.data.sampling.draws import ShuffledOrder, Stream
@@ -20,8 +20,6 @@ Between = Callable[[], None] | None
 
 MOST_CLASSES = 200
 """Beyond, sampling takes minutes; `simpro-fast shares` does it when it is asked to."""
-ENOUGH_R_HAT = 1.05
-"""A second of sampling at the end of a run; `simpro-fast shares` takes longer."""
 
 
 def evaluate_split(
@@ -56,7 +54,7 @@ def evaluate_split(
     )
 
 
-def estimate_shares(
+def unlabeled_shares(
     network: nn.Module,
     setup: Setup,
     evaluation: Evaluation | None,
@@ -96,20 +94,8 @@ def estimate_shares(
     seen = int(predicted.sum())
     if not seen:
         return None
-    found = bayesian_shares(
-        confusion.numpy(), predicted.cpu().numpy(), seed=seed, enough_r_hat=ENOUGH_R_HAT
-    )
-    columns = zip(dataset.class_names, found.estimate, found.low, found.high, strict=True)
-    return {
-        "method": "bayesian",
-        "images": seen,
-        "unreadable": count - seen,
-        "converged": found.converged,
-        "rows": [
-            {"class": name, "estimate": float(share), "low": float(low), "high": float(high)}
-            for name, share, low, high in columns
-        ],
-    }
+    found = estimate_shares(dataset.class_names, confusion.numpy(), predicted.cpu().numpy(), seed)
+    return {**found, "unreadable": count - seen}
 
 
 class _Readable:

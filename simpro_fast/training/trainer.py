@@ -28,7 +28,7 @@ from simpro_fast.run.loggers.base import Loggers
 from simpro_fast.training.banner import announce
 from simpro_fast.training.begin import begin_run
 from simpro_fast.training.engine.optim import learning_rate
-from simpro_fast.training.measure import estimate_shares, evaluate_split
+from simpro_fast.training.measure import evaluate_split, unlabeled_shares
 from simpro_fast.training.metrics import (
     Meter,
     Stopwatch,
@@ -403,7 +403,7 @@ class Trainer:
             step=self.step,
             history=self.history,
             evaluation=evaluation,
-            shares=estimate_shares(
+            shares=unlabeled_shares(
                 self.algorithm.network(), setup, evaluation, between=self._look_for_a_stop
             ),
             labeled_draws=self.labeled_draws.counts(since, self.step),

@@ -16,7 +16,7 @@ from simpro_fast.config import Config, parse_config
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import with_counts
 from simpro_fast.distributed.process_group import Ranks, start_ranks
-from simpro_fast.training.measure import _readable, estimate_shares, evaluate_split
+from simpro_fast.training.measure import _readable, evaluate_split, unlabeled_shares
 from simpro_fast.training.setup import Setup
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.errors import UserError
@@ -74,7 +74,7 @@ def shares_of(rank: int, world_size: int, most: int = 20_000) -> dict[str, Any] 
     config = parse_config({**TINY, "evaluate": {"shares_images": most, "batch_size": 7}})
     setup = Setup(config, ranks, dataset, split)
     evaluation = evaluate_split(ByRed(), setup)
-    return estimate_shares(ByRed(), setup, evaluation)
+    return unlabeled_shares(ByRed(), setup, evaluation)
 
 
 def test_several_ranks_estimate_what_one_does() -> None:
@@ -92,7 +92,7 @@ def test_without_a_test_set_there_is_no_estimate() -> None:
     split = with_counts(rows[:2], rows[2:], rows[:0], dataset, False)
     setup = Setup(parse_config(TINY), ranks, dataset, split)
     assert evaluate_split(ByRed(), setup) is None
-    assert estimate_shares(ByRed(), setup, None) is None
+    assert unlabeled_shares(ByRed(), setup, None) is None
 
 
 class Damaged:
@@ -121,5 +121,5 @@ def test_images_of_the_published_unlabeled_part_are_looked_at() -> None:
     ranks, config = Ranks(0, 0, 1, 1, torch.device("cpu")), parse_config(TINY)
     network = nn.Sequential(nn.Flatten(), nn.Linear(3, 2))
     setup = Setup(config, ranks, dataset, split)
-    found = estimate_shares(network, setup, evaluate_split(network, setup))
+    found = unlabeled_shares(network, setup, evaluate_split(network, setup))
     assert found is not None and found["images"] == 50

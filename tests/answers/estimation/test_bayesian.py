@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from simpro_fast.answers.estimation import bayesian
 from simpro_fast.answers.estimation.bayesian import bayesian_shares, row_prior, split_r_hat
 
 
@@ -28,10 +29,11 @@ def exact_sample(confusion, predicted, rng, draws=400_000):
         ([[6, 1, 1], [0, 9, 0], [1, 2, 4]], [5, 20, 1]),
     ],
 )
-def test_gibbs_sampling_gives_the_exact_posterior(confusion, predicted):
+def test_gibbs_sampling_gives_the_exact_posterior(confusion, predicted, monkeypatch):
+    monkeypatch.setattr(bayesian, "ENOUGH_R_HAT", 1.004)
     confusion, predicted = np.array(confusion), np.array(predicted)
     classes = len(predicted)
-    found = bayesian_shares(confusion, predicted, seed=3, enough_r_hat=1.004)
+    found = bayesian_shares(confusion, predicted, seed=3)
     shares, weights = exact_sample(confusion, predicted, np.random.default_rng(0))
     np.testing.assert_allclose(found.estimate, weights @ shares, atol=0.02)
     for k in range(classes):
@@ -54,7 +56,7 @@ def test_intervals_cover_the_shares_of_imagined_sets():
     rng, covered = np.random.default_rng(5), []
     for seed in range(12):
         shares, confusion, predicted = imagined(rng, 5, 30, 400)
-        found = bayesian_shares(confusion, predicted, seed=seed, enough_r_hat=1.05)
+        found = bayesian_shares(confusion, predicted, seed=seed)
         assert found.converged
         assert found.estimate.sum() == pytest.approx(1)
         assert (found.low <= found.estimate).all() and (found.estimate <= found.high).all()
