@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from simpro_fast.answers.report.figures import Figures
-from simpro_fast.answers.report.figures.style import COLOURS, letter
+from simpro_fast.answers.report.figures.style import COLOURS
 from simpro_fast.answers.report.findings import finding, intervals, shared_warnings
 from simpro_fast.answers.report.groups import Group
 from simpro_fast.answers.report.pictures import Mistakes, ViewsFigure, data_uri
@@ -20,8 +19,6 @@ from simpro_fast.utils.atomic_write import write_atomically
 from simpro_fast.utils.errors import UserError, pip_line
 
 PAGE = "report.html"
-_BESIDE = 3
-"""Experiments up to which numbers stand in columns; more have a row each."""
 _SHOWN_CLASSES = 30
 """Rows up to which a table of classes is open."""
 _KNOWN_ENVIRONMENT = ("machine", "device", "world_size", "torch_threads", "commit")
@@ -68,8 +65,6 @@ def content(
     notes: Sequence[str],
 ) -> dict[str, Any]:
     """Collect what the template is filled with."""
-    if len(groups) > 4:  # as in the figures
-        groups = [replace(g, label=f"{letter(i)} {g.label}") for i, g in enumerate(groups)]
     several = len(groups) > 1
     names = [str(name) for name in groups[0].summary["class_names"]]
     labeled = bool(groups[0].summary.get("labeled_counts"))
@@ -113,7 +108,7 @@ def content(
 
 
 def _summary_table(groups: Sequence[Group]) -> Table:
-    """Accuracies and KL; experiments in columns, or in rows where they are many."""
+    """Accuracies and KL; experiments in columns."""
     lines: list[list[str]] = []
     for title, key in ACCURACIES.items():
         values = [spread_text(group.number(key), 1) for group in groups]
@@ -127,10 +122,7 @@ def _summary_table(groups: Sequence[Group]) -> Table:
         lines.append(["views per second", *speed])
     lines.append(["steps", *(f"{group.summary['steps']:,}" for group in groups)])
     lines.append(["seeds", *(_seeds(group) for group in groups)])
-    head = ["", *(group.label for group in groups)]
-    if len(groups) > _BESIDE:
-        head, *lines = [list(row) for row in zip(head, *lines, strict=True)]
-    return {"head": head, "rows": lines}
+    return {"head": ["", *(group.label for group in groups)], "rows": lines}
 
 
 def _states(group: Group) -> list[tuple[str, str]]:

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 
 from simpro_fast.answers import report
 from simpro_fast.answers.report import figures
-from simpro_fast.answers.report.figures.fonts import fonts_for
 from simpro_fast.answers.report.figures.over_time import spread_out
+from simpro_fast.answers.report.figures.style import fonts_for
 from simpro_fast.answers.report.groups import group_runs
 from simpro_fast.answers.report.pictures import FOLDER, ViewsFigure, load_views, save_views
 from simpro_fast.answers.report.runs import load_run
@@ -231,13 +231,13 @@ def test_ten_experiments_are_told_apart(draw: Draw, tmp_path: Path) -> None:
         (legend,) = drawn[name].legends
         assert legend.get_window_extent().y1 <= drawn[name].axes[-1].get_window_extent().y0
         assert drawn[name].axes[0].get_window_extent().height > 150
-    points = drawn["per_class.png"].axes[0].lines
-    assert len({(line.get_color(), line.get_marker()) for line in points}) == 10
+    bars = [group[0] for group in drawn["per_class.png"].axes[0].containers]
+    assert len({(bar.get_facecolor(), bar.get_hatch()) for bar in bars}) == 10
 
 
-def test_labels_move_no_more_than_they_must() -> None:
+def test_labels_keep_their_distance() -> None:
     assert spread_out([10.0, 50.0, 90.0], 10, 0, 100) == [10, 50, 90]
-    assert spread_out([50.0, 50.0], 10, 0, 100) == [45, 55]
+    assert spread_out([50.0, 50.0], 10, 0, 100) == [50, 60]
     assert spread_out([0.0, 0.0, 8.0, 50.0], 10, 0, 100) == [0, 10, 20, 50]
     assert spread_out([98.0, 99.0], 10, 0, 100) == [90, 100]
 
