@@ -19,7 +19,7 @@ from simpro_fast.answers.model_file import (
 )
 from simpro_fast.answers.report import write_report
 from simpro_fast.answers.report.groups import group_runs
-from simpro_fast.answers.report.pictures import FOLDER, ViewsFigure, save_mistakes, save_views
+from simpro_fast.answers.report.pictures import FOLDER, TrainingViews, save_mistakes, save_views
 from simpro_fast.answers.report.runs import load_run
 from simpro_fast.answers.report.terminal import print_summary
 from simpro_fast.data.splits.split import Split
@@ -72,7 +72,7 @@ def write_results(
     run: RunDirectory,
     trained: TrainedRun,
     summary: dict[str, Any],
-    views: ViewsFigure | None,
+    views: TrainingViews | None,
     *,
     finished: bool,
 ) -> list[Path]:

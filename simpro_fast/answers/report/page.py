@@ -12,8 +12,8 @@ from simpro_fast.answers.report.figures import Figures
 from simpro_fast.answers.report.figures.style import COLOURS
 from simpro_fast.answers.report.findings import finding, intervals, shared_warnings
 from simpro_fast.answers.report.groups import Group
-from simpro_fast.answers.report.pictures import Mistakes, ViewsFigure, data_uri
-from simpro_fast.answers.report.runs import METHOD_TITLES, Run, kl_of_uniform
+from simpro_fast.answers.report.pictures import Mistakes, TrainingViews, data_uri
+from simpro_fast.answers.report.runs import METHOD_TITLES, Run
 from simpro_fast.answers.report.terminal import ACCURACIES, duration, spread_text
 from simpro_fast.utils.atomic_write import write_atomically
 from simpro_fast.utils.errors import UserError, pip_line
@@ -31,7 +31,7 @@ def write_page(
     path: Path,
     groups: Sequence[Group],
     figures: Figures,
-    pictures: Sequence[tuple[ViewsFigure | None, Mistakes | None]],
+    pictures: Sequence[tuple[TrainingViews | None, Mistakes | None]],
     notes: Sequence[str],
 ) -> None:
     """Write the page.
@@ -61,7 +61,7 @@ def write_page(
 def content(
     groups: Sequence[Group],
     figures: Figures,
-    pictures: Sequence[tuple[ViewsFigure | None, Mistakes | None]],
+    pictures: Sequence[tuple[TrainingViews | None, Mistakes | None]],
     notes: Sequence[str],
 ) -> dict[str, Any]:
     """Collect what the template is filled with."""
@@ -85,7 +85,6 @@ def content(
         "numbers": "Numbers" + ", classes with most labeled images first" * labeled,
         "many_classes": len(names) > _SHOWN_CLASSES,
         "truth_known": groups[0].summary.get("pi_u_true") is not None,
-        "uniform_kl": _uniform_kl(groups[0]),
         "groups": [
             {
                 "colour": number % len(COLOURS),
@@ -200,11 +199,6 @@ def _unbounded(groups: Sequence[Group]) -> str | None:
     return f"Without intervals pi_u{whose} is a bare estimate, a by-product of the training."
 
 
-def _uniform_kl(group: Group) -> str | None:
-    truth = group.summary.get("pi_u_true")
-    return None if truth is None else f"{kl_of_uniform(truth):.3f}"
-
-
 def _calibration(group: Group) -> list[str]:
     """Temperature and the like, where an evaluation has measured them."""
     said = []
@@ -219,7 +213,7 @@ def _calibration(group: Group) -> list[str]:
     return said
 
 
-def _views(views: ViewsFigure | None) -> dict[str, Any] | None:
+def _views(views: TrainingViews | None) -> dict[str, Any] | None:
     if views is None:
         return None
     count, num_strong = views.strong.shape[:2]

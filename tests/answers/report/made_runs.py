@@ -11,7 +11,7 @@ import numpy as np
 from simpro_fast.answers.report.pictures import (
     FOLDER,
     Mistakes,
-    ViewsFigure,
+    TrainingViews,
     save_mistakes,
     save_views,
 )
@@ -189,7 +189,7 @@ def _pictures(rng: np.random.Generator, folder: Path, names: list[str]) -> None:
     images = rng.integers(0, 256, (6, 12, 12, 3), dtype=np.uint8)
     titles = [names[k % len(names)] for k in range(6)]
     captions = [["rotate 3, solarize 2", "cutout only"]] * 6
-    save_views(ViewsFigure(images, images, np.stack([images] * 2, 1), titles, captions), folder)
+    save_views(TrainingViews(images, images, np.stack([images] * 2, 1), titles, captions), folder)
     labels = np.arange(6) % len(names)
     predicted = (labels + 1) % len(names)
     save_mistakes(Mistakes(images, labels, predicted, np.linspace(0.99, 0.6, 6)), folder)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import re
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from simpro_fast.answers.report import figures
 from simpro_fast.answers.report.figures.over_time import spread_out
 from simpro_fast.answers.report.figures.style import fonts_for
 from simpro_fast.answers.report.groups import group_runs
-from simpro_fast.answers.report.pictures import FOLDER, ViewsFigure, load_views, save_views
+from simpro_fast.answers.report.pictures import FOLDER, TrainingViews, load_views, save_views
 from simpro_fast.answers.report.runs import load_run
 from simpro_fast.answers.report.verb_figures import (
     confusion_figure,
@@ -35,10 +35,10 @@ def write_report(*runs: Path, folder: str = FOLDER) -> list[Path]:
     return report.write_report(group_runs([load_run(run) for run in runs]), runs[0] / folder)
 
 
-def make_views(count: int = 3, num_strong: int = 2) -> ViewsFigure:
+def make_views(count: int = 3, num_strong: int = 2) -> TrainingViews:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
-    return ViewsFigure(
+    return TrainingViews(
         original=images,
         weak=images,
         strong=np.stack([images] * num_strong, axis=1),
@@ -54,7 +54,7 @@ def test_all_figures_are_written(tmp_path: Path, num_classes: int) -> None:
     save_views(make_views(), run / FOLDER)
     own = write_report(run)
     names = ["prior.png", "kl.png", "accuracy.png", "pseudo_labels.png", "per_class.png"]
-    assert [path.name for path in own] == [*names, "views.png", "report.html"]
+    assert [path.name for path in own] == [*names, "report.html"]
     before = [path.read_bytes() for path in own]
     other = write_run(tmp_path / "b", make_summary(num_classes, "fixmatch"))
     paths = write_report(run, other, folder="report/compare")
@@ -135,7 +135,7 @@ def draw(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
             else write_run(tmp_path_factory.mktemp("run") / "seed1", summary, **row)
             for summary in summaries
         ]
-        made = figures.draw_figures(group_runs([load_run(path) for path in paths]), Path(), None)
+        made = figures.draw_figures(group_runs([load_run(path) for path in paths]), Path())
         assert [path.name for path in made.paths] == list(drawn)
         return drawn
 
@@ -293,7 +293,7 @@ def test_names_that_no_font_can_draw_are_numbers_and_told(
     monkeypatch.setattr(figures, "save_png", lambda figure, path: drawn.append((path.name, figure)))
     monkeypatch.setattr(figures, "svg_uri", lambda figure: "data:,")
     run = write_run(tmp_path / "a", make_summary(class_names=names))
-    made = figures.draw_figures(group_runs([load_run(run)]), tmp_path, None)
+    made = figures.draw_figures(group_runs([load_run(run)]), tmp_path)
     (note,) = made.notes
     assert "call by their number: 1 (a猫);" in note
     axes = dict(drawn)["prior.png"].axes[0]
@@ -303,14 +303,7 @@ def test_names_that_no_font_can_draw_are_numbers_and_told(
 def test_missing_matplotlib_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_import = builtins.__import__
-
-    def no_matplotlib(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.split(".")[0] == "matplotlib":
-            raise ImportError(name)
-        return real_import(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", no_matplotlib)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"`pip install 'matplotlib>=3\.8' ") as caught:
         write_report(write_run(tmp_path / "a", make_summary()))
     assert "log.figures" not in str(caught.value), "report.py has no such key"

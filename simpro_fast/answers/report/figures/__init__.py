@@ -18,9 +18,7 @@ from simpro_fast.answers.report.figures.style import (
     save_png,
     svg_uri,
 )
-from simpro_fast.answers.report.figures.views import views_sheet
 from simpro_fast.answers.report.groups import Group
-from simpro_fast.answers.report.pictures import ViewsFigure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,11 +50,8 @@ class Figures:
     """Names that no font here can draw."""
 
 
-def draw_figures(groups: Sequence[Group], folder: Path, views: ViewsFigure | None) -> Figures:
+def draw_figures(groups: Sequence[Group], folder: Path) -> Figures:
     """Draw what the runs have; PNG files go into `folder`.
-
-    Args:
-        views: of the first run.
 
     Raises:
         UserError: matplotlib is missing, or a file cannot be written.
@@ -85,9 +80,6 @@ def draw_figures(groups: Sequence[Group], folder: Path, views: ViewsFigure | Non
             for name, draw in _EACH.items():
                 stem = name if len(groups) == 1 else f"{name}_{number + 1}"
                 make(alone, draw, stem, made.each[number], name)
-        if views is not None:
-            save_png(views_sheet(views), folder / "views.png")
-            made.paths.append(folder / "views.png")
     return made
 
 

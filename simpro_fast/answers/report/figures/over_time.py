@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +19,6 @@ from simpro_fast.answers.report.figures.style import (
     legend_below,
     new_figure,
     set_title,
-    wrapped,
 )
 from simpro_fast.answers.report.runs import kl_of_uniform
 
@@ -29,80 +30,70 @@ _FEW = 30
 """Points up to which each is marked."""
 
 
+@dataclass(frozen=True)
+class Panel:
+    """A metric over the steps."""
+
+    key: str
+    scale: float
+    title: str
+    ending: str
+    """Format of the last values, at the right edge."""
+    bottom: float | None = None
+    top: float | None = None
+
+
 def kl(drawn: Drawn) -> Figure | None:
     """How far the estimate is from the truth."""
     truth = drawn.groups[0].summary.get("pi_u_true")
     if truth is None:
         return None
-    figure = new_figure(SMALL, 3.7)
-    axes = figure.add_subplot()
-    guess = kl_of_uniform(truth)
-    ends = _lines(axes, drawn, "kl_pi_u", 1.0)
-    axes.axhline(guess, color=MUTED, linestyle=":", label=f"uniform guess ({guess:.3f})")
-    axes.set_ylabel("KL(true || pi_u) (nats)")
-    axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
-    _label_ends(axes, ends, "{:.3f}", 2.3)
-    set_title(axes, f"{drawn.title}: distance of pi_u from the truth", SMALL)
-    legend_below(figure, axes, SMALL)
-    return figure
+    panel = Panel("kl_pi_u", 1.0, "KL(true || pi_u) (nats)", "{:.3f}", 0)
+    return _figure(drawn, "distance of pi_u from the truth", [panel], kl_of_uniform(truth))
 
 
 def accuracy(drawn: Drawn) -> Figure | None:
-    figure = new_figure(SMALL, 3.7)
-    axes = figure.add_subplot()
-    ends = _lines(axes, drawn, "top1", 1.0)
-    if not ends:
-        return None
-    axes.set_ylabel("test accuracy (%)")
-    _label_ends(axes, ends, "{:.1f} %", 2.4)
-    set_title(axes, f"{drawn.title}: accuracy of the averaged model", SMALL)
-    legend_below(figure, axes, SMALL)
-    return figure
+    panel = Panel("top1", 1.0, "test accuracy (%)", "{:.1f} %")
+    return _figure(drawn, "accuracy of the averaged model", [panel])
 
 
 def pseudo_labels(drawn: Drawn) -> Figure | None:
     """How many pseudo-labels pass the threshold, and how many of those are right, if known."""
-    panels = [
-        (key, scale, title)
-        for key, scale, title in (
-            ("mask_rate", 100.0, "kept: above the threshold"),
-            ("pseudo_label_accuracy", 1.0, "right, of the kept ones"),
-        )
-        if key == "mask_rate" or any(len(group.series(key)[0]) for group in drawn.groups)
-    ]
-    figure = new_figure(SMALL, 0.9 + 2.5 * len(panels))
-    rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, (key, scale, title) in zip(rows, panels, strict=True):
-        ends = _lines(axes, drawn, key, scale)
-        axes.set_ylabel("pseudo-labels (%)")
-        axes.set_ylim(0, 103)
-        axes.set_title(title, fontweight="normal", fontsize=FONT)
-        _label_ends(axes, ends, "{:.0f} %", 1.7)
-        axes.label_outer()
-    figure.suptitle(
-        wrapped(f"{drawn.title}: pseudo-labels", SMALL - 0.4), fontweight="bold", fontsize=11
-    )
-    legend_below(figure, rows[0], SMALL)
-    return figure
+    kept = Panel("mask_rate", 100.0, "kept: above the threshold (%)", "{:.0f} %", 0, 103)
+    right = Panel("pseudo_label_accuracy", 1.0, "right, of the kept ones (%)", "{:.0f} %", 0, 103)
+    return _figure(drawn, "pseudo-labels", [kept, right])
 
 
 def throughput(drawn: Drawn) -> Figure | None:
     """Images per second, and the share of the time spent waiting for data."""
-    if not any(len(group.series("images_per_second")[0]) for group in drawn.groups):
+    speed = Panel("images_per_second", 1.0, "views per second", "{:,.0f}", 0)
+    wait = Panel("data_wait_fraction", 100.0, "waiting for data (%)", "{:.1f} %", 0)
+    return _figure(drawn, "throughput", [speed, wait])
+
+
+def _figure(
+    drawn: Drawn, what: str, panels: Sequence[Panel], guess: float | None = None
+) -> Figure | None:
+    """Draw the panels whose metric some group has; None without any.
+
+    Args:
+        guess: value of a uniform guess, as a line.
+    """
+    panels = [p for p in panels if any(len(group.series(p.key)[0]) for group in drawn.groups)]
+    if not panels:
         return None
-    figure = new_figure(SMALL, 5.4)
-    rows = figure.subplots(2, 1, sharex=True)
-    for axes, key, scale, what, ending in (
-        (rows[0], "images_per_second", 1.0, "views per second", "{:,.0f}"),
-        (rows[1], "data_wait_fraction", 100.0, "waiting for data (%)", "{:.1f} %"),
-    ):
-        ends = _lines(axes, drawn, key, scale)
-        axes.set_ylim(bottom=0)
-        axes.set_ylabel(what)
-        axes.yaxis.set_major_formatter("{x:,.0f}" if key == "images_per_second" else "{x:g}")
-        _label_ends(axes, ends, ending, 1.7)
+    figure = new_figure(SMALL, 1.2 + 2.5 * len(panels))
+    rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, panel in zip(rows, panels, strict=True):
+        ends = _lines(axes, drawn, panel.key, panel.scale)
+        if guess is not None:
+            axes.axhline(guess, color=MUTED, linestyle=":", label=f"uniform guess ({guess:.3f})")
+        axes.set_ylabel(panel.title)
+        axes.yaxis.set_major_formatter("{x:,.9g}")
+        axes.set_ylim(panel.bottom, panel.top)
+        _label_ends(axes, ends, panel.ending, 2.0)
         axes.label_outer()
-    set_title(rows[0], f"{drawn.title}: throughput", SMALL)
+    set_title(rows[0], f"{drawn.title}: {what}", SMALL)
     legend_below(figure, rows[0], SMALL)
     return figure
 
