@@ -60,6 +60,10 @@ class Unreadable:
             self.counts[status.partition(":")[0]] += 1
             self.first = self.first or f"{path}: {status}"
 
+    @property
+    def count(self) -> int:
+        return self.counts.total()
+
     def __add__(self, other: Unreadable) -> Unreadable:
         return Unreadable(self.counts + other.counts, self.first or other.first)
 

@@ -1,4 +1,4 @@
-"""What `evaluate` and `shares` share: flags, the output folder, the end."""
+"""Flags, output folder and end of the verbs that run a trained network over images."""
 
 from __future__ import annotations
 
@@ -25,14 +25,19 @@ def common_flags(parser: CommandParser) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
     parser.add_argument("--no-figures", action="store_true", help="write no figure")
+    model_flags(parser)
+
+
+def model_flags(parser: CommandParser) -> None:
+    """Flags of all verbs that run a network over images."""
     parser.add_argument(
         "--on-bad-image",
         choices=("error", "skip"),
         default="error",
-        help="skip: files that cannot be read do not make the exit code 1; they are left out and "
-        "counted either way",
+        help="skip: files that cannot be read do not make the exit code 1; they are counted, and "
+        "rows of a table say why, either way",
     )
-    parser.add_common("json", "quiet", "device", "batch_size", "threads", "trust_code")
+    parser.add_common("device", "batch_size", "threads", "json", "quiet", "trust_code")
 
 
 @contextmanager
@@ -56,15 +61,20 @@ def output_files(options: argparse.Namespace, table: str, *figures: str) -> Iter
         yield found
 
 
-def conclude(options: argparse.Namespace, notes: Sequence[str], unreadable: Unreadable) -> int:
-    """Say the rest on stderr; returns the exit code."""
+def conclude(
+    options: argparse.Namespace, notes: Sequence[str], unreadable: Unreadable, images: int
+) -> int:
+    """Say the rest on stderr; returns the exit code.
+
+    Args:
+        images: how many there are, with those that could not be read.
+    """
     for line in () if options.quiet else notes:
         show(line, file=sys.stderr)
-    count = unreadable.counts.total()
-    if not count:
+    if not unreadable.count:
         return DONE
-    images = "1 image" if count == 1 else f"{count:,} images"
-    line = f"{images} could not be read, left out (first: {unreadable.first})"
+    line = f"{unreadable.count:,} of {images:,} images could not be read "
+    line += f"(first: {unreadable.first})"
     if options.on_bad_image == "skip":
         if not options.quiet:
             show(f"note: {line}", file=sys.stderr)

@@ -30,7 +30,7 @@ VERBS = {
     "prepare": Verb(
         "before training",
         "check images, and write the list that training reads",
-        "--labeled photos/labeled --unlabeled photos/unlabeled --output prepared",
+        "--labeled photos/labeled --unlabeled photos/others --output prepared",
     ),
     "doctor": Verb(
         "before training",

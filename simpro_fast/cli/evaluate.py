@@ -117,7 +117,8 @@ def _run(options: argparse.Namespace, files: Files) -> int:
         for line in _lines(document):
             print(line)  # names in it are made fit to be shown
     notes = [*found.notes, *(f"written: {folder / name}" for name in written)]
-    return conclude(options, notes, found.unreadable)
+    images = len(found.targets) + found.unreadable.count
+    return conclude(options, notes, found.unreadable, images)
 
 
 def _lines(document: dict[str, Any]) -> list[str]:

@@ -29,7 +29,8 @@ from simpro_fast.answers.predict import (
 from simpro_fast.answers.prior_file import chosen_prior
 from simpro_fast.answers.sources import Item, Sources
 from simpro_fast.answers.writers import Array, Columns, Csv, Format, table_format
-from simpro_fast.cli.ending import DONE, FAILED, verb
+from simpro_fast.cli.answers import conclude, model_flags
+from simpro_fast.cli.ending import verb
 from simpro_fast.cli.parser import CommandParser, positive
 from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.machine import cpu_cores
@@ -90,19 +91,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--base", type=Path, metavar="DIR", help="show paths relative to this folder"
     )
     parser.add_argument(
-        "--on-bad-image",
-        choices=("error", "skip"),
-        default="error",
-        help="skip: files that cannot be read do not make the exit code 1; they are rows either "
-        "way",
-    )
-    parser.add_argument(
         "--resume", action="store_true", help="go on where the same command was interrupted"
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace finished and interrupted output"
     )
-    parser.add_common("device", "batch_size", "threads", "json", "quiet", "trust_code")
+    model_flags(parser)
     options = parser.parse(arguments)
     if options.output is None:
         for flag in ("logits", "resume", "overwrite"):
@@ -281,7 +275,7 @@ class _Run:
 
     def _conclude(self) -> int:
         options, counts, names = self._options, self._counts, self._model.class_names
-        repeats, bad = self._sources.repeats, counts.unreadable.counts.total()
+        repeats = self._sources.repeats
         if options.json:
             said = {
                 "images": counts.images,
@@ -299,20 +293,7 @@ class _Run:
             notes.append(f"note: {repeats:,} image(s) were named before; they have a row each time")
         if options.output is not None:
             notes.append(f"{counts.images:,} predictions in {options.output}")
-        for line in () if options.quiet else notes:
-            show(line, file=sys.stderr)
-        if not bad:
-            return DONE
-        line = f"{bad:,} of {counts.images:,} images could not be read "
-        line += f"(first: {counts.unreadable.first})"
-        if options.on_bad_image == "skip":
-            if not options.quiet:
-                show(f"note: {line}", file=sys.stderr)
-            return DONE
-        show(
-            f"error: {line}; their rows say why; --on-bad-image skip accepts them", file=sys.stderr
-        )
-        return FAILED
+        return conclude(options, notes, counts.unreadable, counts.images)
 
 
 def _shown(columns: Columns) -> bytes:

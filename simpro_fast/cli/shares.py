@@ -128,7 +128,8 @@ def _run(options: argparse.Namespace, files: Files) -> int:
         for line in _lines(document):
             print(line)  # names in it are made fit to be shown
     notes = [*(f"warning: {text}" for text in document["warnings"]), *notes]
-    return conclude(options, notes, unreadable)
+    classified = images.images + (0 if options.calibrate is None else len(found.targets))
+    return conclude(options, notes, unreadable, classified + unreadable.count)
 
 
 def _known(confusion: tuple[tuple[int, ...], ...] | None) -> np.ndarray | None:
