@@ -354,11 +354,6 @@ def network_input(
 
 
 def _check(images: np.ndarray | Tensor, labels: Tensor, num_classes: int) -> None:
-    uint8 = str(images.dtype).removeprefix("torch.") == "uint8"
-    if not uint8 or images.ndim != 4 or images.shape[3] != 3:
-        raise ValueError(
-            f"images must be uint8 [n, H, W, 3], got {images.dtype} {list(images.shape)}"
-        )
     if len(images) == 0:
         raise UserError("there is no image to evaluate; give the run a test set")
     if tuple(labels.shape) != tuple(images.shape[:1]):

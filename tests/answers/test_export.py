@@ -64,7 +64,7 @@ def used_model(network: ModelConfig, size: int) -> TrainedModel:
         ("small_cnn", 16, None),
         ("small_cnn", 16, "silu"),
         ("wrn_10_2", 32, None),
-        ("resnet50_3x3", 32, None),
+        pytest.param("resnet50_3x3", 32, None, marks=pytest.mark.slow),
         ("torchvision/resnet18", 64, None),
     ],
 )

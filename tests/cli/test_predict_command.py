@@ -270,8 +270,9 @@ def _with_input(pipe: str, arguments: list[str]) -> None:
     processes.script(COMMAND, ["predict", *arguments])
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("number", "ending"), [(signal.SIGKILL, "parquet"), (signal.SIGINT, "csv")]
+)
 def test_a_stopped_run_goes_on_to_the_same_bytes(
     command: Callable[..., tuple[int, str, str]],
     monkeypatch: pytest.MonkeyPatch,

@@ -74,15 +74,11 @@ def bayesian_shares(
     intervals reach down to 0.
 
     Args:
-        confusion: validation counts [K, K], rows true, columns predicted. A class without
-            validation images has the prior's rates, and a wide interval.
-        predicted: [K] unlabeled images by predicted class.
+        confusion: validation counts int64 [K, K], rows true, columns predicted, at least one
+            image. A class without validation images has the prior's rates, and a wide interval.
+        predicted: int64 [K] unlabeled images by predicted class; at least one.
         seed: the result is a function of it and of the counts.
-
-    Raises:
-        ValueError: shapes that do not fit, negative counts, or no image in either.
     """
-    confusion, predicted = _checked(confusion, predicted)
     rng = np.random.default_rng(seed)
     classes = len(predicted)
     rows = confusion + row_prior(classes)
@@ -220,19 +216,3 @@ def _at_most(counts: np.ndarray, most: int) -> np.ndarray:
     rest = np.argsort(floor - exact, kind="stable")[: most - int(floor.sum())]
     floor[rest] += 1
     return floor
-
-
-def _checked(confusion: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    confusion, predicted = np.asarray(confusion), np.asarray(predicted)
-    classes = len(predicted)
-    if predicted.ndim != 1 or confusion.shape != (classes, classes):
-        raise ValueError(
-            f"confusion must be [K, K] and predicted [K], got {list(confusion.shape)} and "
-            f"{list(predicted.shape)}"
-        )
-    for name, counts in (("confusion", confusion), ("predicted", predicted)):
-        if counts.dtype.kind not in "iu" or (counts < 0).any():
-            raise ValueError(f"{name} must hold counts: integers that are not negative")
-        if not counts.sum():
-            raise ValueError(f"{name} counts no image")
-    return confusion.astype(np.int64), predicted.astype(np.int64)

@@ -90,21 +90,6 @@ def test_a_class_without_validation_images_has_a_wide_interval():
     assert known.high[2] - known.low[2] < 0.8 * (found.high[2] - found.low[2])
 
 
-@pytest.mark.parametrize(
-    ("confusion", "predicted", "said"),
-    [
-        (np.eye(3, dtype=int), [1, 2], "must be"),
-        (np.eye(2), [1, 2], "confusion must hold counts"),
-        (np.eye(2, dtype=int), [-1, 2], "predicted must hold counts"),
-        (np.zeros((2, 2), int), [1, 2], "confusion counts no image"),
-        (np.eye(2, dtype=int), [0, 0], "predicted counts no image"),
-    ],
-)
-def test_counts_that_are_none(confusion, predicted, said):
-    with pytest.raises(ValueError, match=said):
-        bayesian_shares(confusion, np.array(predicted), seed=1)
-
-
 def test_r_hat_tells_chains_apart():
     rng = np.random.default_rng(0)
     together = rng.normal(size=(4, 500, 2))
