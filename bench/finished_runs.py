@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from simpro_fast.answers.labeled import LabeledLogits
 from simpro_fast.answers.model import TrainedModel, load_model
 from simpro_fast.answers.unlabeled import unlabeled_set
 from simpro_fast.data.datasets.base import ArrayDataset
@@ -38,23 +39,6 @@ class FinishedRun:
         return np.concatenate([self.model.logits(images[rows]).numpy() for rows in parts])
 
 
-@dataclass(frozen=True, eq=False)
-class Calibration:
-    """Images of the test part whose classes an estimator is told."""
-
-    targets: np.ndarray
-    """int64 [n]."""
-    logits: np.ndarray
-    """float32 [n, K]."""
-
-    @property
-    def confusion(self) -> np.ndarray:
-        """int64 [K, K], rows true and columns predicted classes."""
-        classes = self.logits.shape[1]
-        cells = self.targets * classes + self.logits.argmax(axis=1)
-        return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
-
-
 def open_run(folder: Path) -> FinishedRun:
     """Read a run directory, and the data set that its configuration names.
 
@@ -65,7 +49,7 @@ def open_run(folder: Path) -> FinishedRun:
     return FinishedRun(folder, load_model(folder, "cpu"), trained.dataset, trained.split)
 
 
-def calibrate(run: FinishedRun, rng: np.random.Generator) -> Calibration:
+def calibrate(run: FinishedRun, rng: np.random.Generator) -> LabeledLogits:
     """`PER_CLASS` images of each class of the test part, which training has not seen.
 
     Raises:
@@ -83,7 +67,7 @@ def calibrate(run: FinishedRun, rng: np.random.Generator) -> Calibration:
             )
         drawn.append(rng.choice(rows, PER_CLASS, False))
     chosen = np.concatenate(drawn)
-    return Calibration(labels[chosen], run.logits(images, chosen))
+    return LabeledLogits(run.logits(images, chosen), labels[chosen])
 
 
 def stamps() -> dict[str, Any]:

@@ -13,7 +13,7 @@ WIDTH, HEIGHT = 500, 375
 def write_pictures(
     folder: Path, *, classes: int = 4, labeled: int = 8, unlabeled: int = 64
 ) -> tuple[Path, Path]:
-    """Write `classes` folders of `labeled` images each and a heap of `unlabeled` ones.
+    """Write `classes` folders of `labeled` images each and `unlabeled` ones.
 
     Returns:
         The folders to give as `data.labeled` and `data.unlabeled`. JPEG quality 90, 500 x 375.

@@ -32,7 +32,7 @@ from experiment import DISTRIBUTIONS, METHODS, RESULTS, ROOT, Cell, read_rows, w
 from finished_runs import PER_CLASS, calibrate, open_run, stamped, stamps
 from prior_figure import draw
 
-from simpro_fast.answers.estimation.shares import black_box_shares, em_shares
+from simpro_fast.answers.estimation.point_shares import black_box_shares, em_shares
 from simpro_fast.answers.evaluation import kl_divergence
 from simpro_fast.answers.report.runs import load_run
 from simpro_fast.utils.atomic_write import read_json, write_atomically

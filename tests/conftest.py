@@ -46,7 +46,7 @@ TINY: dict[str, Any] = {
     "model": {"name": "small_cnn", "bn_momentum": 0.1},
     "optim": {"lr": 0.05, "schedule": "cosine"},
     "train": {"steps": 12, "period": 5, "ema_decay": 0.9, "threads": 1},
-    "evaluate": {"heap_images": 0},  # sampling takes longer than the training
+    "evaluate": {"shares_images": 0},  # sampling takes longer than the training
     "checkpoint": {"every": 4},
     "distributed": {"engine": "plain"},
     "log": {"figures": False, "tensorboard": False, "progress": "off"},

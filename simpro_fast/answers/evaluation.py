@@ -136,6 +136,11 @@ class ConfidentMistakes:
         self._rows = rows[:, order].contiguous()
 
 
+def count_confusions(cells: Tensor, targets: Tensor, predicted: Tensor, num_classes: int) -> None:
+    """Add images, int64 [n] each, to the confusion matrix: int64 [K * K], rows true classes."""
+    cells.index_add_(0, targets * num_classes + predicted, torch.ones_like(targets))
+
+
 class Tally:
     """Sums over images of what an `Evaluation` says; nothing waits for the device.
 
@@ -168,7 +173,7 @@ class Tally:
         counts.index_add_(0, targets + classes, one)
         counts[2 * classes] += (among | hit).sum()
         if len(counts) > 2 * classes + 1:
-            counts.index_add_(0, targets * classes + predicted + 2 * classes + 1, one)
+            count_confusions(counts[2 * classes + 1 :], targets, predicted, classes)
         confidence = logs.amax(dim=1).exp()
         place = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
         for row, values in enumerate((one.double(), confidence, hit.double())):
@@ -353,11 +358,6 @@ def network_input(
 
 
 def _check(images: np.ndarray | Tensor, labels: Tensor, num_classes: int) -> None:
-    uint8 = str(images.dtype).removeprefix("torch.") == "uint8"
-    if images.ndim != 2 and (not uint8 or images.ndim != 4 or images.shape[3] != 3):
-        raise ValueError(
-            f"images must be uint8 [n, H, W, 3], got {images.dtype} {list(images.shape)}"
-        )
     if len(images) == 0:
         raise UserError("there is no image to evaluate; give the run a test set")
     if tuple(labels.shape) != tuple(images.shape[:1]):

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import quote
 from xml.sax.saxutils import quoteattr
 
-from simpro_fast.answers.writers import Columns, move
+from simpro_fast.answers.writers import Columns, Format, move
 from simpro_fast.utils.errors import ConfigError
 
 CONTROL, OBJECT = "label", "image"
@@ -21,8 +21,8 @@ SERVED = "/data/local-files/?d="
 """Where Label Studio serves files below its LOCAL_FILES_DOCUMENT_ROOT."""
 
 
-class Tasks:
-    """One task an image that could be read; a `writers.Format`, of columns with absolute paths.
+class Tasks(Format):
+    """One task an image that could be read; of columns with absolute paths.
 
     Args:
         root: Label Studio's document root, absolute.

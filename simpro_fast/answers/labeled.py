@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+import torch
 
+from simpro_fast.answers.evaluation import count_confusions
 from simpro_fast.answers.model import TrainedModel
-from simpro_fast.answers.predict import classify, forward, item_pixels
+from simpro_fast.answers.predict import Unreadable, classify, item_pixels
 from simpro_fast.answers.sources import Item
-from simpro_fast.answers.unlabeled import unlabeled_set
-from simpro_fast.data.datasets.image_list import select
+from simpro_fast.answers.unlabeled import square_of, unlabeled_set
+from simpro_fast.data.datasets.image_list import FileImages
 from simpro_fast.data.files.decode import OK, is_image_name
 from simpro_fast.data.files.manifest import EVALUATED, Row, read_manifest
 from simpro_fast.data.files.scan_folders import scan_classes
@@ -25,6 +27,7 @@ from simpro_fast.data.files.tar_index import Member
 from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.regular_file import no_file
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]
 
 
@@ -36,16 +39,17 @@ class LabeledLogits:
     """float32 [n, K]."""
     targets: np.ndarray
     """int64 [n]."""
-    bad: Counter[str] = field(default_factory=Counter)
-    """Files that could not be read, by reason."""
-    first_bad: str = ""
+    unreadable: Unreadable = field(default_factory=Unreadable)
     notes: list[str] = field(default_factory=list)
 
+    @property
     def confusion(self) -> np.ndarray:
         """int64 [K, K], rows true, columns predicted by the plain logits."""
+        predicted = torch.from_numpy(self.logits.argmax(axis=1))
         classes = self.logits.shape[1]
-        cells = self.targets * classes + self.logits.argmax(axis=1)
-        return np.bincount(cells, minlength=classes**2).reshape(classes, classes)
+        cells = torch.zeros(classes**2, dtype=torch.int64)
+        count_confusions(cells, torch.from_numpy(self.targets), predicted, classes)
+        return cells.view(classes, classes).numpy()
 
 
 def labeled_logits(
@@ -83,27 +87,44 @@ def labeled_logits(
             f"{data}: no image with a class{f' (ignored: {left_out})' if left_out else ''}; one "
             "subfolder per class is expected, or a manifest with the column label"
         )
-    items = [_item(row) for row in rows]
-    found = LabeledLogits(
-        np.empty((len(items), len(model.class_names)), np.float32),
-        np.array([numbers[row.label] for row in rows], np.int64),
-        notes=[f"ignored: {line}" for line in ignored.lines()],
+    targets = np.array([numbers[row.label] for row in rows], np.int64)
+    found = _classified(
+        model,
+        [_item(row) for row in rows],
+        partial(item_pixels, size=model.file.image_size),
+        targets,
+        lambda item: item.path,
+        batch_size=batch_size,
+        threads=threads,
+        progress=progress,
     )
-    done, kept = 0, np.zeros(len(items), bool)
-    pixels_of = partial(item_pixels, size=model.file.image_size)
+    found.notes += [f"ignored: {line}" for line in ignored.lines()]
+    return found
+
+
+def _classified(
+    model: TrainedModel,
+    items: Sequence[T],
+    pixels_of: Callable[[T], np.ndarray],
+    targets: np.ndarray,
+    name: Callable[[T], str],
+    *,
+    batch_size: int,
+    threads: int,
+    progress: Progress,
+) -> LabeledLogits:
+    """Classify items of known classes, int64 [n]. Raises `UserError` where none can be read."""
+    logits = np.empty((len(items), len(model.class_names)), np.float32)
+    unreadable, done, kept = Unreadable(), 0, np.zeros(len(items), bool)
     for chunk in classify(model, items, pixels_of, batch_size=batch_size, threads=threads):
         end = done + len(chunk.items)
-        found.logits[done:end], kept[done:end] = chunk.logits, chunk.readable
-        for item, said in zip(chunk.items, chunk.status, strict=True):
-            if said != OK:
-                found.bad[said.partition(":")[0]] += 1
-                found.first_bad = found.first_bad or f"{item.path}: {said}"
+        logits[done:end], kept[done:end] = chunk.logits, chunk.readable
+        unreadable.add((name(item), status) for item, status in chunk.bad)
         done = end
         progress(done, len(items))
     if not kept.any():
-        raise UserError(f"{data}: no image could be read (first: {found.first_bad})")
-    found.logits, found.targets = found.logits[kept], found.targets[kept]
-    return found
+        raise UserError(f"no image could be read (first: {unreadable.first})")
+    return LabeledLogits(logits[kept], targets[kept], unreadable)
 
 
 def _item(row: Row) -> Item:
@@ -116,6 +137,7 @@ def run_test_logits(
     run: Path,
     *,
     batch_size: int,
+    threads: int,
     progress: Progress,
     trust_code: bool = False,
 ) -> LabeledLogits:
@@ -135,12 +157,16 @@ def run_test_logits(
     if not len(split.test):
         raise UserError(f"{folder}: the run has no test set; give DATA, a folder of classes")
     images, labels = dataset.test_part
-    chosen, total = select(images, split.test), len(split.test)
-    logits = []
-    for first in range(0, total, batch_size):
-        logits.append(forward(model, np.asarray(chosen[first : first + batch_size])))
-        progress(min(first + batch_size, total), total)
-    return LabeledLogits(np.concatenate(logits), labels[split.test])
+    return _classified(
+        model,
+        split.test.tolist(),
+        partial(square_of, images),
+        labels[split.test],
+        lambda row: images.rows[row].path if isinstance(images, FileImages) else f"image {row}",
+        batch_size=batch_size,
+        threads=threads,
+        progress=progress,
+    )
 
 
 def class_numbers(names: Sequence[str], class_names: Sequence[str], where: Path) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -133,7 +133,7 @@ class TrainedModel:
         prior: str | Sequence[float] = "none",
         batch_size: int = 256,
     ) -> list[Prediction]:
-        """Classify pictures; for a heap that does not fit into memory see `simpro-fast predict`.
+        """Classify pictures; for more than fit into memory see `simpro-fast predict`.
 
         Args:
             pictures: one, several, or an array uint8 [n, H, W, 3].
@@ -152,7 +152,7 @@ class TrainedModel:
             several = pictures
         found = []
         squares = in_order(self.preprocess, several, cpu_cores())
-        for batch in _batches(squares, batch_size):
+        for batch in iter(lambda: list(islice(squares, batch_size)), []):
             for row in self.probabilities(self.logits(np.stack(batch)), prior):
                 k = int(row.argmax())
                 found.append(Prediction(self.class_names[k], k, float(row[k]), row))
@@ -248,8 +248,3 @@ def _fill(module: nn.Module, path: Path, sha256: str) -> None:
 
 def _described(tensor: Tensor | None) -> str:
     return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
-
-
-def _batches(items: Iterator[np.ndarray], size: int) -> Iterator[list[np.ndarray]]:
-    while batch := list(islice(items, size)):
-        yield batch

@@ -82,8 +82,8 @@ def _accuracy(summary: Mapping[str, Any]) -> str:
 
 
 def _classes(file: ModelFile, summary: Mapping[str, Any]) -> str:
-    heap = summary.get("heap")
-    estimates = {row["class"]: row for row in heap["rows"]} if heap else {}
+    shares = summary.get("shares")
+    estimates = {row["class"]: row for row in shares["rows"]} if shares else {}
     columns = ["class", "labeled images", "accuracy, %", "share of the unlabeled images"]
     accuracies = summary["per_class"] or [None] * len(file.class_names)
     rows = []
@@ -101,12 +101,12 @@ def _classes(file: ModelFile, summary: Mapping[str, Any]) -> str:
 
 
 def _estimate(summary: Mapping[str, Any]) -> str:
-    if heap := summary.get("heap"):
+    if shares := summary.get("shares"):
         said = (
             "The shares of the unlabeled images are estimates with 95 % intervals, from the "
-            f"classes that the network gives {heap['images']:,} of them and from its confusions on "
-            "the test images. It was trained on the same unlabeled images, so that it may confuse "
-            "them otherwise and the intervals may be too narrow."
+            f"classes that the network gives {shares['images']:,} of them and from its confusions "
+            "on the test images. It was trained on the same unlabeled images, so that it may "
+            "confuse them otherwise and the intervals may be too narrow."
         )
     else:
         said = (

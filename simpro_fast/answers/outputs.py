@@ -3,21 +3,18 @@
 `F.csv` grows as `F.csv.partial`. Beside it `F.csv.journal` has a line of JSON with the key of the
 run, then one for every append: rows, what the caller wants to know again, and of each partial file
 its length and the CRC of all of it. A run that goes on keeps what agrees with the journal and cuts
-off the rest, so that neither a kill nor a power cut between two writes leaves a wrong row. Beside
-the other files of a run, `G.npy.journal` says where its journal is.
+off the rest, so that neither a kill nor a power cut between two writes leaves a wrong row.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from io import BufferedRandom
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from simpro_fast.answers.writers import Columns, Format
@@ -60,6 +57,8 @@ class Outputs:
     ) -> None:
         self._key = None if key is None else json.loads(json.dumps(key))
         self._files = [_Partial(path, form) for path, form in files.items()]
+        first = self._files[0].final
+        self._journal = first.with_name(f"{first.name}.journal")
         self._stack = ExitStack()
         self._owned = False
         self.rows = 0
@@ -104,8 +103,7 @@ class Outputs:
             with _writing(file.final):
                 file.format.finish(file.path, file.final, self.rows)
         self._owned = False
-        for file in self._files:
-            file.journal.unlink(missing_ok=True)
+        self._journal.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close what is open; remove what nobody could go on from."""
@@ -114,41 +112,32 @@ class Outputs:
         if self._owned and not (self._key and self.rows):
             for file in self._files:
                 file.path.unlink(missing_ok=True)
-                file.journal.unlink(missing_ok=True)
+            self._journal.unlink(missing_ok=True)
         self._stack.close()
 
     def __enter__(self) -> Outputs:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _permitted(
         self, resume: bool, overwrite: bool, check: Callable[[Path], None]
     ) -> list[_Line]:
         """Return what to resume from, once it is sure that this run may write all of its files."""
-        first = self._files[0]
-        journal = _read_journal(first.journal)
+        journal = _read_journal(self._journal)
         lines = [] if overwrite or not journal.key else journal.lines
         if lines and not (resume and self._key):
             raise UserError(
-                f"{first.journal}: a run stopped after {lines[-1].rows:,} images; the same command "
+                f"{self._journal}: a run stopped after {lines[-1].rows:,} images; the same command "
                 "with --resume goes on, --overwrite starts anew"
             )
         if lines:
-            self._check_key(first.journal, journal.key)
+            self._check_key(journal.key)
             # It may replace what was there when it began, whatever has come since.
             self._found = {path: journal.found.get(path.name) for path in self._found}
         elif not overwrite:
             check_new(self._found)
-        if not overwrite:
-            for file in self._files:
-                _check_owner(file, first.journal)
         for path, state in self._found.items():
             if state is not None:
                 check(path)
@@ -158,11 +147,10 @@ class Outputs:
 
     def _begin(self, lines: Sequence[_Line]) -> None:
         """Remove what a killed run left, and open what is to grow."""
-        first = self._files[0]
         self._owned = True
         kept = lines[: self._agreeing(lines)]
-        with _writing(first.journal):
-            self._log = first.journal.open("a+b")
+        with _writing(self._journal):
+            self._log = self._journal.open("a+b")
             self._stack.callback(_close, self._log)
             self._log.truncate(kept[-1].end if kept else 0)
         if kept:
@@ -174,9 +162,6 @@ class Outputs:
             found = {path.name: state for path, state in self._found.items()}
             self._note({"key": self._key, "found": found})
         for i, file in enumerate(self._files):
-            if file is not first:
-                with _writing(file.journal):
-                    file.journal.write_text(json.dumps({"of": os.path.abspath(first.journal)}))
             file.open(*(kept[-1].files[i] if kept else (0, 0)))
             if not kept:
                 file.append(file.format.head())
@@ -194,7 +179,7 @@ class Outputs:
         waiting = (f.final for f in self._files if not self.finished or f.path.exists())
         check_same({path: self._found[path] for path in waiting})
 
-    def _check_key(self, journal: Path, found: Mapping[str, Any]) -> None:
+    def _check_key(self, found: Mapping[str, Any]) -> None:
         own = self._key or {}
         names = [*own, *(name for name in found if name not in own)]
         if other := [name for name in names if found.get(name) != own.get(name)]:
@@ -203,12 +188,12 @@ class Outputs:
                 for name in other
             )
             raise ConfigError(
-                f"{journal}: the run that stopped had another {shown}; give the same, or "
+                f"{self._journal}: the run that stopped had another {shown}; give the same, or "
                 "--overwrite to start anew"
             )
 
     def _note(self, line: Mapping[str, Any]) -> None:
-        with _writing(self._files[0].journal):
+        with _writing(self._journal):
             self._log.write(json.dumps(line).encode() + b"\n")
             self._log.flush()
 
@@ -219,8 +204,6 @@ class _Partial:
     def __init__(self, final: Path, form: Format) -> None:
         self.final, self.format = final, form
         self.path = final.with_name(f"{final.name}.partial")
-        self.journal = final.with_name(f"{final.name}.journal")
-        """Journal: that of the run for the first file; the others name theirs."""
         self._file: BufferedRandom | None = None
         self._length = self._crc = 0
 
@@ -301,21 +284,6 @@ def _read_journal(path: Path) -> _Journal:
         except (ValueError, TypeError, KeyError):
             break
     return journal
-
-
-def _check_owner(file: _Partial, own: Path) -> None:
-    """Raise `UserError` for a partial file of a run that may go on under another first name."""
-    if no_file(file.path) or no_file(file.journal):
-        return
-    try:
-        owner = Path(json.loads(read_regular(file.journal))["of"])
-    except (ValueError, TypeError, KeyError):  # a journal of its own
-        return
-    if owner != Path(os.path.abspath(own)) and (lines := _read_journal(owner).lines):
-        raise UserError(
-            f"{file.path}: is of the run of {owner}, which stopped after {lines[-1].rows:,} "
-            "images; --resume that one, or --overwrite to drop this"
-        )
 
 
 def _short(value: object) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -36,6 +37,35 @@ class Chunk(Generic[T]):
     def readable(self) -> np.ndarray:
         """bool [n]."""
         return np.array([status == OK for status in self.status], bool)
+
+    @property
+    def bad(self) -> list[tuple[T, str]]:
+        """Those that could not be read, with their status."""
+        pairs = zip(self.items, self.status, strict=True)
+        return [(item, status) for item, status in pairs if status != OK]
+
+
+@dataclass
+class Unreadable:
+    """Files that could not be read."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """By reason, the first word of their status."""
+    first: str = ""
+    """Path and status of the first of them."""
+
+    def add(self, bad: Iterable[tuple[str, str]]) -> None:
+        """Count paths and their status."""
+        for path, status in bad:
+            self.counts[status.partition(":")[0]] += 1
+            self.first = self.first or f"{path}: {status}"
+
+    @property
+    def count(self) -> int:
+        return self.counts.total()
+
+    def __add__(self, other: Unreadable) -> Unreadable:
+        return Unreadable(self.counts + other.counts, self.first or other.first)
 
 
 def item_pixels(item: Item, size: int) -> np.ndarray:

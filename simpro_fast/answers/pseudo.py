@@ -13,7 +13,6 @@ from simpro_fast.answers.model import TrainedModel
 from simpro_fast.answers.predict import Chunk, classify, forward, margin_and_entropy
 from simpro_fast.answers.queue import Measure, choose_apart, class_weights
 from simpro_fast.answers.unlabeled import UnlabeledSet
-from simpro_fast.data.files.decode import OK
 from simpro_fast.methods.output import PseudoLabels
 from simpro_fast.methods.registry import build_method, setting_of
 from simpro_fast.models.head import head_of
@@ -109,8 +108,7 @@ class Answers:
             self.margin[good], self.entropy[good] = margin_and_entropy(p)
             self.labels[good], self.kept[good] = found.labels.numpy(), found.kept.numpy()
             self.confidence[good] = found.probability.numpy()
-            items = zip(chunk.items, chunk.status, strict=True)
-            self.bad.update((place, said) for place, said in items if said != OK)
+            self.bad.update(chunk.bad)
             after(chunk)
 
     def queue(self, count: int, *, measure: Measure, seed: int) -> np.ndarray:

@@ -146,7 +146,7 @@ class Sources:
 
 
 def _place(row: Row) -> str | Member:
-    # The table of names that pathlib keeps would see every path of a heap.
+    # The table of names that pathlib keeps would see every path.
     image = row.image if row.member else row.path
     assert isinstance(image, str | Member)
     return image

@@ -11,7 +11,7 @@ from simpro_fast.config import Config, load_config
 from simpro_fast.config.methods import METHODS
 from simpro_fast.config.saved import read_saved_config
 from simpro_fast.data.datasets.base import ArrayDataset
-from simpro_fast.data.datasets.image_list import ImageListDataset
+from simpro_fast.data.datasets.image_list import FileImages, ImageListDataset
 from simpro_fast.data.datasets.registry import dataset_names, load_dataset
 from simpro_fast.data.files.manifest import Row
 from simpro_fast.data.files.square import read_square
@@ -38,11 +38,15 @@ class UnlabeledSet:
 
     def pixels(self, dataset_row: int) -> np.ndarray:
         """uint8 [S, S, 3], what evaluation sees of one image. Raises `UnreadableImage`."""
-        dataset = self.dataset
-        if isinstance(dataset, ImageListDataset) and dataset.in_files:
-            row = dataset.manifest.rows[dataset_row]
-            return read_square(row.image, dataset.image_size, (row.width, row.height))
-        return np.asarray(dataset.unlabeled_pool[dataset_row])
+        return square_of(self.dataset.unlabeled_pool, dataset_row)
+
+
+def square_of(images: np.ndarray, row: int) -> np.ndarray:
+    """One image of an array, or one file of `FileImages`, uint8 [S, S, 3]. `UnreadableImage`."""
+    if isinstance(images, FileImages):
+        listed = images.rows[row]
+        return read_square(listed.image, images.shape[1], (listed.width, listed.height))
+    return np.asarray(images[row])
 
 
 def unlabeled_set(run_dir: Path, *, trust_code: bool = False) -> UnlabeledSet:

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,23 +28,23 @@ ROW_GROUP = 1 << 16
 """Rows of a row group of Parquet."""
 
 
-class Format(Protocol):
+class Format:
     """How rows become bytes."""
 
     def head(self) -> bytes:
         """Return what the partial file begins with."""
-        ...
+        return b""
 
     def encode(self, columns: Columns) -> bytes:
         """Return what some rows append to it."""
-        ...
+        raise NotImplementedError
 
     def finish(self, partial: Path, final: Path, rows: int) -> None:
         """Turn a whole partial file into the final one; may be called again if it was killed."""
-        ...
+        move(partial, final)
 
 
-class Csv:
+class Csv(Format):
     """UTF-8, one line of names; names of files that are no UTF-8 keep their bytes."""
 
     def __init__(self, kinds: Kinds) -> None:
@@ -56,18 +56,12 @@ class Csv:
     def encode(self, columns: Columns) -> bytes:
         return _csv([[_plain(value) for value in row] for row in _rows(columns, self._kinds)])
 
-    def finish(self, partial: Path, final: Path, rows: int) -> None:
-        move(partial, final)
 
-
-class JsonLines:
+class JsonLines(Format):
     """One JSON object a line; a name that is no UTF-8 has `\\udc80` to `\\udcff` for its bytes."""
 
     def __init__(self, kinds: Kinds) -> None:
         self._kinds = kinds
-
-    def head(self) -> bytes:
-        return b""
 
     def encode(self, columns: Columns) -> bytes:
         lines = []
@@ -80,11 +74,8 @@ class JsonLines:
             lines.append(line + b"\n")
         return b"".join(lines)
 
-    def finish(self, partial: Path, final: Path, rows: int) -> None:
-        move(partial, final)
 
-
-class Parquet:
+class Parquet(Format):
     """Row groups of `ROW_GROUP` rows; the partial file is a row of Arrow's messages.
 
     Its text is UTF-8: bytes of a name that are not become `\\udc80` to `\\udcff`, spelled out.
@@ -103,9 +94,6 @@ class Parquet:
         }
         self._kinds = kinds
         self._schema = self._arrow.schema([(name, types[kind]) for name, kind in kinds.items()])
-
-    def head(self) -> bytes:
-        return b""
 
     def encode(self, columns: Columns) -> bytes:
         arrays = [
@@ -144,7 +132,7 @@ class Parquet:
                 yield self._arrow.ipc.read_record_batch(message, self._schema)
 
 
-class Array:
+class Array(Format):
     """The column `logits` as an array .npy, float32 [rows, K]; its header is completed last."""
 
     def __init__(self, classes: int) -> None:
@@ -171,7 +159,7 @@ class Array:
         return file.getvalue()
 
 
-class Fixed:
+class Fixed(Format):
     """A text that is known before the first row."""
 
     def __init__(self, text: str) -> None:
@@ -182,9 +170,6 @@ class Fixed:
 
     def encode(self, columns: Columns) -> bytes:
         return b""
-
-    def finish(self, partial: Path, final: Path, rows: int) -> None:
-        move(partial, final)
 
 
 _TABLES: dict[str, type[Csv] | type[JsonLines] | type[Parquet]] = {

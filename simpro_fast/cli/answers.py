@@ -1,14 +1,14 @@
-"""What `evaluate` and `heap` share: flags, the output folder, the end."""
+"""Flags, output folder and end of the verbs that run a trained network over images."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from simpro_fast.answers.predict import Unreadable
 from simpro_fast.answers.report.verb_figures import check_matplotlib
 from simpro_fast.cli.ending import DONE, FAILED
 from simpro_fast.cli.parser import CommandParser
@@ -25,14 +25,19 @@ def common_flags(parser: CommandParser) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
     parser.add_argument("--no-figures", action="store_true", help="write no figure")
+    model_flags(parser)
+
+
+def model_flags(parser: CommandParser) -> None:
+    """Flags of all verbs that run a network over images."""
     parser.add_argument(
         "--on-bad-image",
         choices=("error", "skip"),
         default="error",
-        help="skip: files that cannot be read do not make the exit code 1; they are left out and "
-        "counted either way",
+        help="skip: files that cannot be read do not make the exit code 1; they are counted, and "
+        "rows of a table say why, either way",
     )
-    parser.add_common("json", "quiet", "device", "batch_size", "threads", "trust_code")
+    parser.add_common("device", "batch_size", "threads", "json", "quiet", "trust_code")
 
 
 @contextmanager
@@ -57,16 +62,19 @@ def output_files(options: argparse.Namespace, table: str, *figures: str) -> Iter
 
 
 def conclude(
-    options: argparse.Namespace, notes: Sequence[str], bad: Counter[str], first_bad: str
+    options: argparse.Namespace, notes: Sequence[str], unreadable: Unreadable, images: int
 ) -> int:
-    """Say the rest on stderr; returns the exit code."""
+    """Say the rest on stderr; returns the exit code.
+
+    Args:
+        images: how many there are, with those that could not be read.
+    """
     for line in () if options.quiet else notes:
         show(line, file=sys.stderr)
-    count = sum(bad.values())
-    if not count:
+    if not unreadable.count:
         return DONE
-    images = "1 image" if count == 1 else f"{count:,} images"
-    line = f"{images} could not be read, left out (first: {first_bad})"
+    line = f"{unreadable.count:,} of {images:,} images could not be read "
+    line += f"(first: {unreadable.first})"
     if options.on_bad_image == "skip":
         if not options.quiet:
             show(f"note: {line}", file=sys.stderr)

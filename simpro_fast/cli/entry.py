@@ -30,7 +30,7 @@ VERBS = {
     "prepare": Verb(
         "before training",
         "check images, and write the list that training reads",
-        "--labeled photos/labeled --unlabeled photos/heap --output prepared",
+        "--labeled photos/labeled --unlabeled photos/others --output prepared",
     ),
     "doctor": Verb(
         "before training",
@@ -65,12 +65,12 @@ VERBS = {
     "predict": Verb(
         "a trained network",
         "classify images: files, folders, tar shards, lists",
-        "runs/photos/seed1 photos/heap --output heap.csv",
+        "runs/photos/seed1 photos/unlabeled --output photos.csv",
     ),
-    "heap": Verb(
+    "shares": Verb(
         "a trained network",
-        "class shares of a heap of images, with intervals",
-        "runs/photos/seed1 photos/heap --calibrate photos/val",
+        "class shares of unlabeled images, with intervals",
+        "runs/photos/seed1 photos/unlabeled --calibrate photos/val",
     ),
     "pseudo": Verb(
         "a trained network",
@@ -92,7 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb in ("-h", "--help", "--version"):
         return _about([verb])
     if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
+        # its name before there was a release
+        near = ["shares"] if verb == "heap" else difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(VERBS)}"
         show(f"error: unknown verb {verb!r}; {hint}", file=sys.stderr)
         return 2

@@ -79,22 +79,15 @@ def _run(options: argparse.Namespace, files: Files) -> int:
     model = load_model(options.model, options.device, trust_code=options.trust_code)
     prior = chosen_prior(options.prior, model.class_names)
     progress = ProgressLine("evaluated", "images", shown=not options.quiet)
+    shape: dict[str, Any] = {
+        "batch_size": options.batch_size,
+        "threads": options.threads or cpu_cores(),
+        "progress": progress,
+    }
     if options.data is None:
-        found = run_test_logits(
-            model,
-            options.model,
-            batch_size=options.batch_size,
-            progress=progress,
-            trust_code=options.trust_code,
-        )
+        found = run_test_logits(model, options.model, **shape, trust_code=options.trust_code)
     else:
-        found = labeled_logits(
-            model,
-            options.data,
-            batch_size=options.batch_size,
-            threads=options.threads or cpu_cores(),
-            progress=progress,
-        )
+        found = labeled_logits(model, options.data, **shape)
     progress.close()
     priors = {"none": assess(model, found, "none")}
     if prior != "none":
@@ -103,7 +96,7 @@ def _run(options: argparse.Namespace, files: Files) -> int:
         "model": str(options.model),
         "data": "the run's test set" if options.data is None else str(options.data),
         "images": len(found.targets),
-        "bad_images": dict(found.bad),
+        "bad_images": dict(found.unreadable.counts),
         "class_names": list(model.class_names),
         "priors": priors,
         "versions": library_versions(),
@@ -124,7 +117,8 @@ def _run(options: argparse.Namespace, files: Files) -> int:
         for line in _lines(document):
             print(line)  # names in it are made fit to be shown
     notes = [*found.notes, *(f"written: {folder / name}" for name in written)]
-    return conclude(options, notes, found.bad, found.first_bad)
+    images = len(found.targets) + found.unreadable.count
+    return conclude(options, notes, found.unreadable, images)
 
 
 def _lines(document: dict[str, Any]) -> list[str]:

@@ -18,13 +18,20 @@ from typing import Any
 
 from simpro_fast.answers.model import TrainedModel, load_model
 from simpro_fast.answers.outputs import Outputs
-from simpro_fast.answers.predict import Chunk, answer_kinds, answers, classify, item_pixels
+from simpro_fast.answers.predict import (
+    Chunk,
+    Unreadable,
+    answer_kinds,
+    answers,
+    classify,
+    item_pixels,
+)
 from simpro_fast.answers.prior_file import chosen_prior
 from simpro_fast.answers.sources import Item, Sources
 from simpro_fast.answers.writers import Array, Columns, Csv, Format, table_format
-from simpro_fast.cli.ending import DONE, FAILED, verb
+from simpro_fast.cli.answers import conclude, model_flags
+from simpro_fast.cli.ending import verb
 from simpro_fast.cli.parser import CommandParser, positive
-from simpro_fast.data.files.decode import OK
 from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.printable import printable, show
@@ -34,14 +41,14 @@ from simpro_fast.utils.terminal import plain_table, rendered
 DESCRIPTION = """\
 Classify images: one row per image, in the order of the sources.
 
-SOURCE is an image, a folder (searched to its depths, by name), a pattern ('heap/*.jpg',
+SOURCE is an image, a folder (searched to its depths, by name), a pattern ('photos/*.jpg',
 'shard-{000..127}.tar'), a tar shard, a manifest (.csv or .parquet with a column path), or - for
 a list of paths on standard input, one a line or separated by NUL.
 
 examples:
   simpro-fast predict runs/mine/seed1 photos --output photos.csv
-  simpro-fast predict runs/mine/seed1 heap --output heap.parquet --logits heap.npy --resume
-  find heap -name '*.jpg' -print0 | simpro-fast predict runs/mine/seed1 - --output heap.csv
+  simpro-fast predict runs/mine/seed1 photos --output photos.parquet --logits photos.npy --resume
+  find photos -name '*.jpg' -print0 | simpro-fast predict runs/mine/seed1 - --output photos.csv
   simpro-fast predict runs/mine/seed1 one.jpg"""
 EPILOG = """\
 Columns: path, member (in a tar shard), status (ok, or why the file could not be read), class,
@@ -72,7 +79,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="class distribution of these images: none (default), uniform, labeled, estimated (the "
         "training's pi_u), or a file, JSON {class: share} or CSV class,share. none answers "
         "by the plain logits, the paper's test rule. Where the estimate is wrong, answers under it "
-        "are, too: on a trial heap it took the accuracy from 42.7 to 29.5 %%",
+        "are, too: in one trial it took the accuracy from 42.7 to 29.5 %%",
     )
     parser.add_argument(
         "--logits",
@@ -84,19 +91,12 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--base", type=Path, metavar="DIR", help="show paths relative to this folder"
     )
     parser.add_argument(
-        "--on-bad-image",
-        choices=("error", "skip"),
-        default="error",
-        help="skip: files that cannot be read do not make the exit code 1; they are rows either "
-        "way",
-    )
-    parser.add_argument(
         "--resume", action="store_true", help="go on where the same command was interrupted"
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace finished and interrupted output"
     )
-    parser.add_common("device", "batch_size", "threads", "json", "quiet", "trust_code")
+    model_flags(parser)
     options = parser.parse(arguments)
     if options.output is None:
         for flag in ("logits", "resume", "overwrite"):
@@ -128,25 +128,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 class _Counts:
     images: int = 0
     classes: Counter[str] = field(default_factory=Counter)
-    bad: Counter[str] = field(default_factory=Counter)
-    """Files that could not be read, by the first word of their status."""
-    first_bad: str = ""
+    unreadable: Unreadable = field(default_factory=Unreadable)
 
     def add(self, record: dict[str, Any]) -> None:
         self.images += record["images"]
         self.classes.update(record["classes"])
-        self.bad.update(record["bad"])
-        self.first_bad = self.first_bad or record["first_bad"]
+        self.unreadable += Unreadable(Counter(record["bad"]), record["first_bad"])
 
 
 def _record(chunk: Chunk[Item], columns: Columns) -> dict[str, Any]:
     """What of a chunk is counted."""
-    bad = [(item, said) for item, said in zip(chunk.items, chunk.status, strict=True) if said != OK]
+    unreadable = Unreadable()
+    unreadable.add((_name(item), status) for item, status in chunk.bad)
     return {
         "images": len(chunk.items),
         "classes": Counter(name for name in columns["class"] if name is not None),
-        "bad": Counter(said.partition(":")[0] for _, said in bad),
-        "first_bad": f"{_name(bad[0][0])}: {bad[0][1]}" if bad else "",
+        "bad": unreadable.counts,
+        "first_bad": unreadable.first,
     }
 
 
@@ -277,12 +275,12 @@ class _Run:
 
     def _conclude(self) -> int:
         options, counts, names = self._options, self._counts, self._model.class_names
-        repeats, bad = self._sources.repeats, sum(counts.bad.values())
+        repeats = self._sources.repeats
         if options.json:
             said = {
                 "images": counts.images,
                 "classes": {name: counts.classes[name] for name in names},
-                "bad_images": dict(counts.bad),
+                "bad_images": dict(counts.unreadable.counts),
                 "repeats": repeats,
                 "ignored": dict(self._sources.ignored.counts),
                 "prior": self._prior,
@@ -295,19 +293,7 @@ class _Run:
             notes.append(f"note: {repeats:,} image(s) were named before; they have a row each time")
         if options.output is not None:
             notes.append(f"{counts.images:,} predictions in {options.output}")
-        for line in () if options.quiet else notes:
-            show(line, file=sys.stderr)
-        if not bad:
-            return DONE
-        line = f"{bad:,} of {counts.images:,} images could not be read (first: {counts.first_bad})"
-        if options.on_bad_image == "skip":
-            if not options.quiet:
-                show(f"note: {line}", file=sys.stderr)
-            return DONE
-        show(
-            f"error: {line}; their rows say why; --on-bad-image skip accepts them", file=sys.stderr
-        )
-        return FAILED
+        return conclude(options, notes, counts.unreadable, counts.images)
 
 
 def _shown(columns: Columns) -> bytes:

@@ -43,9 +43,9 @@ Count classes and images, decode every file once, list what is damaged, unsuppor
 and write a manifest to train from.
 
 examples:
-  simpro-fast prepare --labeled photos/labeled --unlabeled photos/heap --val photos/val \\
+  simpro-fast prepare --labeled photos/labeled --unlabeled photos/unlabeled --val photos/val \\
       --output photos/prepared --init-config photos.yaml
-  simpro-fast prepare --labeled 'shards/{000..009}.tar' --unlabeled heap --output prepared --pack 64
+  simpro-fast prepare --labeled 'shards/{000..009}.tar' --unlabeled more --output prepared --pack 64
   simpro-fast prepare --add-labels queue.csv --output photos/prepared
   simpro-fast prepare --config imagenet_127/224 data.root=/data/imagenet --output prepared"""
 EPILOG = """\

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
@@ -18,18 +17,19 @@ import numpy as np
 from simpro_fast.answers.label_studio import Tasks, labeling_config
 from simpro_fast.answers.model import TrainedModel, load_model
 from simpro_fast.answers.outputs import Outputs
-from simpro_fast.answers.predict import Chunk, spread_over
+from simpro_fast.answers.predict import Chunk, Unreadable, spread_over
 from simpro_fast.answers.pseudo import Answers, TrainingRule
 from simpro_fast.answers.unlabeled import UnlabeledSet, unlabeled_set
 from simpro_fast.answers.writers import Array, Columns, Csv, Fixed, Format, table_format
-from simpro_fast.cli.ending import DONE, FAILED, verb
+from simpro_fast.cli.answers import conclude, model_flags
+from simpro_fast.cli.ending import verb
 from simpro_fast.cli.parser import CommandParser, positive
 from simpro_fast.data.files.added_labels import check_no_labels
 from simpro_fast.data.files.decode import OK
 from simpro_fast.data.files.manifest import relative
 from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.machine import cpu_cores
-from simpro_fast.utils.printable import printable, show
+from simpro_fast.utils.printable import printable
 from simpro_fast.utils.progress_line import ProgressLine
 from simpro_fast.utils.terminal import plain_table, rendered
 
@@ -40,7 +40,7 @@ examples:
   simpro-fast pseudo runs/mine/seed1
   simpro-fast pseudo runs/mine/seed1 --queue 200
   simpro-fast pseudo runs/mine/seed1 --queue 200 --format label-studio --base /photos
-  simpro-fast pseudo runs/mine/seed1 --output heap.parquet --logits heap.npy
+  simpro-fast pseudo runs/mine/seed1 --output photos.parquet --logits photos.npy
 
 Fill in the column label of queue.csv, then
   simpro-fast prepare --add-labels queue.csv ... and train again."""
@@ -96,14 +96,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--seed", type=int, default=0, help="decides between equally uncertain images (0)"
     )
-    parser.add_argument(
-        "--on-bad-image",
-        choices=("error", "skip"),
-        default="error",
-        help="skip: files that cannot be read do not make the exit code 1",
-    )
     parser.add_argument("--overwrite", action="store_true", help="replace what is there")
-    parser.add_common("device", "batch_size", "threads", "json", "quiet", "trust_code")
+    model_flags(parser)
     options = parser.parse(arguments)
     if options.format is None:
         ending = options.output.suffix.lower() if options.output else ""
@@ -265,24 +259,20 @@ class _Run:
         elif not options.quiet:
             for line in self._lines(chosen):
                 print(line)
-        if chosen is not None and len(chosen) < options.queue and not options.quiet:
-            show(
+        notes = []
+        if chosen is not None and len(chosen) < options.queue:
+            notes.append(
                 f"note: {len(chosen)} of {options.queue} places are filled; all other images look "
-                "like one of these",
-                file=sys.stderr,
+                "like one of these"
             )
-        if not answers.bad:
-            return DONE
-        place, status = next(iter(answers.bad.items()))
-        name = self._who(np.array([place]))["path"][0]
-        line = f"{len(answers.bad):,} of {len(answers):,} images could not be read "
-        line += f"(first: {name}: {status})"
-        if options.on_bad_image == "error":
-            show(f"error: {line}; --on-bad-image skip accepts them", file=sys.stderr)
-            return FAILED
-        if not options.quiet:
-            show(f"note: {line}", file=sys.stderr)
-        return DONE
+        return conclude(options, notes, self._unreadable, len(answers))
+
+    @property
+    def _unreadable(self) -> Unreadable:
+        found, bad = Unreadable(), self._answers.bad
+        paths = self._who(np.array(list(bad), np.int64))["path"] if bad else []
+        found.add(zip(paths, bad.values(), strict=True))
+        return found
 
     def _per_class(self, labels: np.ndarray) -> list[int]:
         counts: list[int] = np.bincount(labels, minlength=len(self._names)).tolist()
@@ -296,7 +286,7 @@ class _Run:
             "kept": sum(kept),
             "threshold": self._rule.threshold,
             "kept_per_class": dict(zip(self._names, kept, strict=True)),
-            "bad_images": dict(Counter(s.partition(":")[0] for s in answers.bad.values())),
+            "bad_images": dict(self._unreadable.counts),
             "queue": None if chosen is None else len(chosen),
             "output": str(self._output),
         }

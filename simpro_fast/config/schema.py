@@ -134,7 +134,7 @@ class EvaluateConfig(Section):
     every: int = Field(1, gt=0, **NOTHING)
     """In periods; the last step is always evaluated."""
     batch_size: int = Field(512, gt=0, **NOTHING)
-    heap_images: int = Field(20_000, ge=0, **NOTHING)
+    shares_images: int = Field(20_000, ge=0, **NOTHING)
     """Most unlabeled images that the estimate of their class shares at the end of a run looks at,
     where there is a test set and at most 200 classes; 0: no estimate."""
 

@@ -27,7 +27,7 @@ Amount = Annotated[float, Field(ge=0, le=1e15)]
 """Seconds, views per second, MiB."""
 
 
-class HeapRow(FileSchema):
+class ShareRow(FileSchema):
     """Share of a class in the unlabeled images, with the bounds of its 95 % interval."""
 
     name: str | int | None = Field(None, alias="class")
@@ -36,14 +36,14 @@ class HeapRow(FileSchema):
     high: Share | None = None
 
 
-class HeapEstimate(FileSchema):
-    """Class shares of the unlabeled images, see `training.evaluate.estimate_shares`."""
+class SharesEstimate(FileSchema):
+    """Class shares of the unlabeled images, see `answers.class_shares.estimate_shares`."""
 
     method: str | None = None
     images: Count | None = None
     unreadable: Count | None = None
     converged: bool | None = None
-    rows: list[HeapRow] | None = None
+    rows: list[ShareRow] | None = None
 
 
 class ReliabilityBin(FileSchema):
@@ -90,7 +90,7 @@ class Summary(FileSchema):
     many: Percent | None = None
     medium: Percent | None = None
     few: Percent | None = None
-    heap: HeapEstimate | None = None
+    shares: SharesEstimate | None = None
     kl_pi_u: Nats | None = None
     pi_u_true: list[Share] | None = None
     labeled_counts: list[Count] | None = None

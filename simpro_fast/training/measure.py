@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from simpro_fast.answers.estimation.bayesian import bayesian_shares
+from simpro_fast.answers.class_shares import estimate_shares
 from simpro_fast.answers.evaluation import Evaluation, evaluate, network_logits
 from simpro_fast.data.datasets.image_list import select
 from simpro_fast.data.sampling.draws import ShuffledOrder, Stream
@@ -19,9 +19,7 @@ from simpro_fast.utils.errors import UserError
 Between = Callable[[], None] | None
 
 MOST_CLASSES = 200
-"""Beyond, sampling takes minutes; `simpro-fast heap` does it when it is asked to."""
-ENOUGH_R_HAT = 1.05
-"""A second of sampling at the end of a run; `simpro-fast heap` takes longer."""
+"""Beyond, sampling takes minutes; `simpro-fast shares` does it when it is asked to."""
 
 
 def evaluate_split(
@@ -56,7 +54,7 @@ def evaluate_split(
     )
 
 
-def estimate_shares(
+def unlabeled_shares(
     network: nn.Module,
     setup: Setup,
     evaluation: Evaluation | None,
@@ -65,19 +63,19 @@ def estimate_shares(
 ) -> dict[str, Any] | None:
     """Class shares of the unlabeled images with 95 % intervals, equal on all ranks.
 
-    From the classes that the network predicts for at most `evaluate.heap_images` of them, drawn by
-    the seed and shared among the ranks, and from the confusion matrix of the test.
+    From the classes that the network predicts for at most `evaluate.shares_images` of them, drawn
+    by the seed and shared among the ranks, and from the confusion matrix of the test.
 
     Returns:
-        `heap` of summary.json; None without a confusion matrix or any image to look at, or with
+        `shares` of summary.json; None without a confusion matrix or any image to look at, or with
         more than MOST_CLASSES classes.
     """
     config, dataset, split, ranks = setup.config, setup.dataset, setup.split, setup.ranks
     confusion = None if evaluation is None else evaluation.confusion
-    count, seed = min(config.evaluate.heap_images, len(split.unlabeled)), config.seed
+    count, seed = min(config.evaluate.shares_images, len(split.unlabeled)), config.seed
     if confusion is None or not count or dataset.num_classes > MOST_CLASSES:
         return None
-    drawn = np.sort(ShuffledOrder(len(split.unlabeled), seed, Stream.HEAP)(0, count))
+    drawn = np.sort(ShuffledOrder(len(split.unlabeled), seed, Stream.SHARES)(0, count))
     outputs = network_logits(
         network,
         cast(np.ndarray, _Readable(select(dataset.unlabeled_pool, split.unlabeled[drawn]))),
@@ -96,20 +94,8 @@ def estimate_shares(
     seen = int(predicted.sum())
     if not seen:
         return None
-    found = bayesian_shares(
-        confusion.numpy(), predicted.cpu().numpy(), seed=seed, enough_r_hat=ENOUGH_R_HAT
-    )
-    columns = zip(dataset.class_names, found.estimate, found.low, found.high, strict=True)
-    return {
-        "method": "bayesian",
-        "images": seen,
-        "unreadable": count - seen,
-        "converged": found.converged,
-        "rows": [
-            {"class": name, "estimate": float(share), "low": float(low), "high": float(high)}
-            for name, share, low, high in columns
-        ],
-    }
+    found = estimate_shares(dataset.class_names, confusion.numpy(), predicted.cpu().numpy(), seed)
+    return {**found, "unreadable": count - seen}
 
 
 class _Readable:

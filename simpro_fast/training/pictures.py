@@ -8,7 +8,7 @@ import numpy as np
 from simpro_kernels.augment.operations import Operation
 
 from simpro_fast.answers.evaluation import Evaluation
-from simpro_fast.answers.report.pictures import Mistakes, ViewsFigure
+from simpro_fast.answers.report.pictures import Mistakes, TrainingViews
 from simpro_fast.data.batch import Batch, BatchLayout
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
@@ -21,7 +21,7 @@ LEVELLESS = (Operation.AUTO_CONTRAST, Operation.EQUALIZE)
 
 def views_figure(
     batch: Batch, draws: dict[str, Any], layout: BatchLayout, dataset: ArrayDataset
-) -> ViewsFigure:
+) -> TrainingViews:
     """The first unlabeled images of a batch with their views, normalisation undone.
 
     Args:
@@ -34,7 +34,7 @@ def views_figure(
     weak, *strong = np.split(pixels, 1 + strong_views)
     dataset_rows = np.asarray(draws["unlabeled"][:count])
     truth = dataset.unlabeled_truth(dataset_rows)
-    return ViewsFigure(
+    return TrainingViews(
         original=dataset.unlabeled_pool[dataset_rows],
         weak=weak[:count],
         strong=np.stack([view[:count] for view in strong], axis=1),

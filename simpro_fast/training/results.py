@@ -19,7 +19,7 @@ from simpro_fast.answers.model_file import (
 )
 from simpro_fast.answers.report import write_report
 from simpro_fast.answers.report.groups import group_runs
-from simpro_fast.answers.report.pictures import FOLDER, ViewsFigure, save_mistakes, save_views
+from simpro_fast.answers.report.pictures import FOLDER, TrainingViews, save_mistakes, save_views
 from simpro_fast.answers.report.runs import load_run
 from simpro_fast.answers.report.terminal import print_summary
 from simpro_fast.data.batch import Loader
@@ -50,7 +50,7 @@ class TrainedRun:
     state: RunState
     evaluation: Evaluation | None
     """Of the averaged weights as they are now; None without a test set."""
-    heap: dict[str, Any] | None
+    shares: dict[str, Any] | None
     """Estimated class shares of the unlabeled images, see `training.evaluate.estimate_shares`."""
     labeled_draws: list[int]
     """Labeled images drawn per class."""
@@ -105,7 +105,7 @@ def write_results(
     run: RunDirectory,
     trained: TrainedRun,
     summary: dict[str, Any],
-    views: ViewsFigure | None,
+    views: TrainingViews | None,
     *,
     finished: bool,
 ) -> list[Path]:
@@ -159,7 +159,7 @@ def summarise(trained: TrainedRun) -> dict[str, Any]:
         "per_class": per_class,
         "class_names": list(setup.dataset.class_names),
         **groups,
-        "heap": trained.heap,
+        "shares": trained.shares,
         "kl_pi_u": kl_of_estimate(trained.algorithm.method, split),
         "pi_u": trained.algorithm.method.normalised_pi_u().tolist(),
         "pi_u_true": None if unlabeled is None else [c / sum(unlabeled) for c in unlabeled],

@@ -26,7 +26,7 @@ from simpro_fast.training.begin import begin_run
 from simpro_fast.training.checkpoints import Checkpoints
 from simpro_fast.training.engine.optim import learning_rate
 from simpro_fast.training.features import cached
-from simpro_fast.training.measure import estimate_shares, evaluate_split
+from simpro_fast.training.measure import evaluate_split, unlabeled_shares
 from simpro_fast.training.metrics import (
     Meter,
     Stopwatch,
@@ -309,7 +309,7 @@ class Trainer:
             algorithm=self.algorithm,
             state=self.state,
             evaluation=evaluation,
-            heap=estimate_shares(
+            shares=unlabeled_shares(
                 self.algorithm.network(), setup, evaluation, between=self._look_for_a_stop
             ),
             labeled_draws=self.labeled_draws.counts(joined.since if joined else 0, self.step),

@@ -105,18 +105,6 @@ def test_the_most_confident_mistakes_are_remembered():
     assert run([0, 1], [0, 1]).mistakes.shape == (4, 0)
 
 
-def _two_rank_evaluation(rank: int, world_size: int) -> list[list[int]]:
-    found = run([0, 1, 2, 3, 3], [0, 1, 2, 3, 2], batch_size=2, rank=rank, world_size=world_size)
-    fewer = run([3], [3], rank=rank, world_size=world_size)
-    wrong = found.mistakes[1:].flatten().tolist()
-    return [found.correct.tolist(), found.count.tolist(), fewer.count.tolist(), wrong]
-
-
-def test_every_image_counts_once_over_the_ranks():
-    for result in run_ranks(_two_rank_evaluation):
-        assert result == [[1, 1, 1, 1], [1, 1, 2, 1], [0, 0, 0, 1], [4, 2, 3]]
-
-
 def guesses(n: int, classes: int) -> tuple[Tensor, Tensor]:
     """Logits that are right more often than not and rather too sure, and the classes."""
     generator = torch.Generator().manual_seed(3)
@@ -165,26 +153,30 @@ def test_no_matrix_of_very_many_classes(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.confusion is None and found.correct.tolist() == [1, 1, 1, 0]
 
 
-def _statistics(rank: int, world_size: int, numbers: int) -> list[Any]:
+def _statistics(rank: int, world_size: int) -> list[Any]:
+    """Of all logits and of some for the temperature, and of fewer images than ranks."""
     values, labels = [0, 1, 2, 3, 3, 1, 2] * 3, [0, 1, 2, 3, 2, 1, 0] * 3
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluation, "TEMPERATURE_NUMBERS", numbers)
-        found = run(
-            values, labels, batch_size=2, rank=rank, world_size=world_size, temperature=True
-        )
-    assert found.confusion is not None
-    return [found.confusion.tolist(), found.log_likelihood, found.temperature, found.bins.tolist()]
+    ranks = {"rank": rank, "world_size": world_size}
+    results: list[Any] = [run([3], [3], **ranks).count.tolist()]
+    for numbers in (1 << 23, 30):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(evaluation, "TEMPERATURE_NUMBERS", numbers)
+            found = run(values, labels, batch_size=2, temperature=True, **ranks)
+        assert found.confusion is not None and found.mistakes is not None
+        wrong = sorted(found.mistakes[1:].T.tolist())
+        exact = [found.correct.tolist(), found.count.tolist(), found.confusion.tolist(), wrong]
+        close = [found.log_likelihood, found.temperature, *found.bins.flatten().tolist()]
+        results.append((exact, close))
+    return results
 
 
-@pytest.mark.parametrize("numbers", [1 << 23, 30])
-def test_several_ranks_have_the_statistics_of_one(numbers: int) -> None:
-    alone = _statistics(0, 1, numbers)
-    assert alone[2] is not None
-    for matrix, likelihood, temperature, bins in run_ranks(_statistics, numbers):
-        assert matrix == alone[0]
-        assert likelihood == pytest.approx(alone[1], rel=1e-12)
-        assert temperature == pytest.approx(alone[2], rel=1e-6)
-        np.testing.assert_allclose(bins, alone[3], rtol=1e-12)
+def test_several_ranks_have_the_statistics_of_one() -> None:
+    few, *alone = _statistics(0, 1)
+    assert few == [0, 0, 0, 1] and alone[0][0][0] == [3, 6, 3, 3]
+    for fewer, *found in run_ranks(_statistics):
+        assert fewer == few
+        for (exact, close), (wanted, near) in zip(found, alone, strict=True):
+            assert exact == wanted and close == pytest.approx(near, rel=1e-6)
 
 
 @pytest.mark.parametrize(

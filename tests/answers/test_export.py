@@ -64,7 +64,7 @@ def used_model(network: ModelConfig, size: int) -> TrainedModel:
         ("small_cnn", 16, None),
         ("small_cnn", 16, "silu"),
         ("wrn_10_2", 32, None),
-        ("resnet50_3x3", 32, None),
+        pytest.param("resnet50_3x3", 32, None, marks=pytest.mark.slow),
         ("timm/resnet18", 64, None),
     ],
 )
@@ -213,7 +213,7 @@ def test_the_card_shows_intervals_where_there_are_some_and_nothing_acts_as_marku
             "labeled_counts": [9, 4, 100],
             "unlabeled_counts": None,
             "kl_pi_u": None,
-            "heap": None,
+            "shares": None,
         },
         **{"per_class": None, "top1": None, "pi_u": [0.25, 0.25, 0.5]},
     }
@@ -226,8 +226,8 @@ def test_the_card_shows_intervals_where_there_are_some_and_nothing_acts_as_marku
         "Fewer than 20 labeled images were there of: &lt;img src=x&gt; (4), a&#124;b (9)." in card
     )
     row = {"estimate": 0.3, "low": 0.1, "high": 0.6}
-    heap = {"images": 4321, "rows": [{"class": name, **row} for name in names]}
-    card = model_card(description(class_names=names), {**summary, "heap": heap}, "images")
+    shares = {"images": 4321, "rows": [{"class": name, **row} for name in names]}
+    card = model_card(description(class_names=names), {**summary, "shares": shares}, "images")
     assert "| a&#124;b | 9 | - | 0.300 (0.100 to 0.600) |" in card and "95 % intervals" in card
     assert "4,321" in card
     calibrated = model_card(description(class_names=names, temperature=1.5), summary, "images")

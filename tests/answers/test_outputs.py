@@ -83,8 +83,9 @@ def test_a_run_that_died_anywhere_goes_on_to_the_same_bytes(
     with pytest.raises(Killed):
         write(path, stop=4)
     left = {file.name: file.read_bytes() for file in path.parent.iterdir()}
-    names = [f"{name}.{part}" for name in (path.name, "out.npy") for part in ("journal", "partial")]
-    assert sorted(left) == sorted(names)
+    assert sorted(left) == sorted(
+        [f"{path.name}.journal", f"{path.name}.partial", "out.npy.partial"]
+    )
     name = f"{path.name}{part}"
     for end in cuts(len(left[name])):
         for file, content in left.items():  # as a kill, or a power cut, may leave them
@@ -179,17 +180,19 @@ def test_every_file_is_held_against_other_runs(path: Path) -> None:
         ):
             Outputs(others, {}, overwrite=True)
     assert list(path.parent.iterdir()) == []
+
+
+def test_a_partial_file_that_another_run_took_is_written_anew(
+    path: Path, whole: tuple[bytes, bytes]
+) -> None:
     with pytest.raises(Killed):
         write(path, stop=2)
-    left = array.with_name("out.npy.partial").read_bytes()
-    for resume in (True, False):
-        with pytest.raises(UserError, match=r"out\.npy\.partial: is of the run of .* 8 images"):
-            Outputs({path.with_name("b.csv"): Array(3), array: Array(3)}, {"b": 1}, resume=resume)
-        with pytest.raises(UserError, match="is of the run of"):
-            Outputs({array: Array(3)}, None)
-    assert array.with_name("out.npy.partial").read_bytes() == left
+    array = path.with_suffix(".npy")
+    with Outputs({path.with_name("b.csv"): Array(3), array: Array(3)}, {"b": 1}) as other:
+        other.append(chunk(5), {})
+        assert array.with_name("out.npy.partial").exists()
     write(path)
-    assert len(list(path.parent.iterdir())) == 2
+    assert (path.read_bytes(), array.read_bytes()) == whole
 
 
 def test_only_what_was_found_is_replaced(path: Path, whole: tuple[bytes, bytes]) -> None:

@@ -124,9 +124,9 @@ def test_images_of_one_pixel_are_pictures(root: Path, capsys: pytest.CaptureFixt
 
 
 def test_file_twice_in_a_source_counts_once(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    heap = [f"{root}/unlabeled", f"{root}/unlabeled/", f"{root}/./unlabeled", f"{root}"]
+    unlabeled = [f"{root}/unlabeled", f"{root}/unlabeled/", f"{root}/./unlabeled", f"{root}"]
     arguments = [f"--labeled={root}/labeled", f"--val={root}/val", f"--output={root}/out"]
-    assert prepare.main([*arguments, "--threads=2", "--unlabeled", *heap]) == 0
+    assert prepare.main([*arguments, "--threads=2", "--unlabeled", *unlabeled]) == 0
     said = capsys.readouterr().out
     assert "12 labeled, 12 unlabeled, 6 val images, 18 ignored" in said
     assert "18 unlabeled that is also in the labeled or val folder" in said

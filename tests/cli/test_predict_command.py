@@ -47,10 +47,10 @@ def run(config: Config) -> str:
 
 
 @pytest.fixture
-def heap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with the messy folder `heap é/`: 6 images, one of them damaged."""
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with the messy folder `photos é/`: 6 images, one of them damaged."""
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "heap é"
+    folder = tmp_path / "photos é"
     for i, name in enumerate(("1 a.jpg", "2/b c.png", "2/été.jpg", "3.jpg")):
         save(folder / name, picture(i))
     save(folder / "4.png", Image.new("L", (1, 1), 9))
@@ -63,7 +63,7 @@ ORDER = ["1 a.jpg", "2/b c.png", "2/broken.jpg", "2/été.jpg", "3.jpg", "4.png"
 
 @pytest.fixture
 def command(
-    run: str, heap: Path, capsys: pytest.CaptureFixture[str]
+    run: str, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str, str]]:
     """Calls the verb in this process; returns exit code, stdout and stderr."""
 
@@ -79,14 +79,18 @@ def rows(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
-def test_a_messy_folder(command: Callable[..., tuple[int, str, str]], run: str, heap: Path) -> None:
-    code, out, err = command("heap é", "--top-k", "3", "--output", "new/out.csv", "--json")
-    assert code == 1 and "1 of 6 images could not be read (first: heap é/2/broken.jpg: damag" in err
+def test_a_messy_folder(
+    command: Callable[..., tuple[int, str, str]], run: str, photos: Path
+) -> None:
+    code, out, err = command("photos é", "--top-k", "3", "--output", "new/out.csv", "--json")
+    assert (
+        code == 1 and "1 of 6 images could not be read (first: photos é/2/broken.jpg: damag" in err
+    )
     said = json.loads(out)
     assert said["images"] == 6 and sum(said["classes"].values()) == 5
     assert said["bad_images"] == {"damaged": 1} and said["prior"] == "none"
     found = rows(Path("new/out.csv").read_text("utf-8"))
-    assert [row["path"] for row in found] == [f"heap é/{name}" for name in ORDER]
+    assert [row["path"] for row in found] == [f"photos é/{name}" for name in ORDER]
     assert list(found[0])[:8] == [
         *("path", "member", "status", "class"),
         *("class_id", "probability", "margin", "entropy"),
@@ -97,7 +101,7 @@ def test_a_messy_folder(command: Callable[..., tuple[int, str, str]], run: str, 
         if name == "2/broken.jpg":
             assert row["status"].startswith("damaged: ") and not any(list(row.values())[3:])
             continue
-        (one,) = model.predict(heap / name)
+        (one,) = model.predict(photos / name)
         p = np.sort(one.probabilities)[::-1]
         assert row["status"] == "ok" and row["class"] == row["top1"] == one.label
         assert int(row["class_id"]) == one.class_id
@@ -137,13 +141,13 @@ def test_the_logits_are_those_of_evaluation_bit_for_bit(
 
 
 def test_every_source_gives_the_same_answers(
-    command: Callable[..., tuple[int, str, str]], heap: Path, monkeypatch: pytest.MonkeyPatch
+    command: Callable[..., tuple[int, str, str]], photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [name for name in ORDER if name not in ("2/broken.jpg", "4.png")]
-    write_tar(heap.parent / "s.tar", [(name, (heap / name).read_bytes()) for name in names])
-    listed = [Row(str(heap / name), "", "unlabeled") for name in names]
-    write_manifest(make_manifest(heap.parent, listed), heap.parent / "list.csv")
-    files = [f"heap é/{name}" for name in names]
+    write_tar(photos.parent / "s.tar", [(name, (photos / name).read_bytes()) for name in names])
+    listed = [Row(str(photos / name), "", "unlabeled") for name in names]
+    write_manifest(make_manifest(photos.parent, listed), photos.parent / "list.csv")
+    files = [f"photos é/{name}" for name in names]
     given = io.BytesIO("\0".join(files).encode())
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(given))
     found = []
@@ -151,21 +155,21 @@ def test_every_source_gives_the_same_answers(
         code, out, _ = command(*source)
         assert code == 0
         found.append([{**row, "path": "", "member": ""} for row in rows(out)])
-        shown = [row["member"] or row["path"].removeprefix("heap é/") for row in rows(out)]
+        shown = [row["member"] or row["path"].removeprefix("photos é/") for row in rows(out)]
         assert shown == names
     assert found[0] == found[1] == found[2] == found[3]
-    _, out, _ = command(*files, "--base", "heap é")
+    _, out, _ = command(*files, "--base", "photos é")
     assert [row["path"] for row in rows(out)] == names
 
 
 def test_a_file_twice_has_a_row_each_time(
     command: Callable[..., tuple[int, str, str]],
 ) -> None:
-    code, out, err = command("heap é/3.jpg", "heap é", "--on-bad-image", "skip")
+    code, out, err = command("photos é/3.jpg", "photos é", "--on-bad-image", "skip")
     assert code == 0 and len(rows(out)) == 7
     assert "note: 1 image(s) were named before; they have a row each time" in err
     assert rows(out)[0] == rows(out)[5]
-    assert command("heap é/3.jpg", "--quiet")[2] == ""
+    assert command("photos é/3.jpg", "--quiet")[2] == ""
 
 
 def test_a_prior(command: Callable[..., tuple[int, str, str]]) -> None:
@@ -173,11 +177,11 @@ def test_a_prior(command: Callable[..., tuple[int, str, str]]) -> None:
     Path("p.json").write_text(json.dumps(shares))
     lines = ["share,class", *(f"{share},{name}" for name, share in shares.items())]
     Path("p.csv").write_text("\n".join(lines))
-    outs = [command("heap é/3.jpg", "--prior", name)[1] for name in ("p.json", "p.csv")]
+    outs = [command("photos é/3.jpg", "--prior", name)[1] for name in ("p.json", "p.csv")]
     assert outs[0] == outs[1]
     assert rows(outs[0])[0]["class"] == "3" and rows(outs[0])[0]["probability"] == "1.0"
     for name in ("uniform", "labeled", "estimated"):
-        assert command("heap é/3.jpg", "--prior", name)[0] == 0
+        assert command("photos é/3.jpg", "--prior", name)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -202,7 +206,7 @@ def test_a_prior_that_is_none(
     path = Path("p.csv" if text.startswith("class") else "p.json")
     if content is not None:
         path.write_text(text)
-    code, out, err = command("heap é", "--prior", str(path), "--output", "out.csv")
+    code, out, err = command("photos é", "--prior", str(path), "--output", "out.csv")
     assert code == 2 and not out and said in err and len(err.splitlines()) == 1
     assert not Path("out.csv.journal").exists()
 
@@ -210,13 +214,13 @@ def test_a_prior_that_is_none(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["heap é", "--output", "out.txt"], 2, "ending must be one of"),
-        (["heap é", "--logits", "a.npy"], 2, "--logits needs --output"),
-        (["heap é", "--resume"], 2, "--resume needs --output"),
-        (["heap é", "--output", "a.csv", "--logits", "a.csv"], 2, "are the same file"),
-        (["heap é", "--top-k", "0"], 2, "above 0"),
+        (["photos é", "--output", "out.txt"], 2, "ending must be one of"),
+        (["photos é", "--logits", "a.npy"], 2, "--logits needs --output"),
+        (["photos é", "--resume"], 2, "--resume needs --output"),
+        (["photos é", "--output", "a.csv", "--logits", "a.csv"], 2, "are the same file"),
+        (["photos é", "--top-k", "0"], 2, "above 0"),
         (["nowhere"], 1, "nowhere: does not exist"),
-        (["heap é/2", "--output", "heap é"], 2, "ending must be"),
+        (["photos é/2", "--output", "photos é"], 2, "ending must be"),
         (["empty"], 1, "hold no image"),
         (["empty", "--output", "a.csv"], 1, "hold no image"),
     ],
@@ -236,19 +240,19 @@ def test_what_cannot_be_done(
 
 
 def test_a_model_that_is_cut_short(
-    run: str, heap: Path, capsys: pytest.CaptureFixture[str]
+    run: str, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(run, "copy")
     weights = Path("copy/model.safetensors")
     weights.write_bytes(weights.read_bytes()[:-9])
-    assert predict.main(["copy", "heap é", "--output", "out.csv"]) == 1
+    assert predict.main(["copy", "photos é", "--output", "out.csv"]) == 1
     assert "model.safetensors: its sha256 is not" in capsys.readouterr().err
 
 
 def test_finished_output_is_not_replaced_unasked(
     command: Callable[..., tuple[int, str, str]],
 ) -> None:
-    arguments = ["heap é/3.jpg", "--output", "out.csv"]
+    arguments = ["photos é/3.jpg", "--output", "out.csv"]
     assert command(*arguments)[0] == 0
     Path("out.csv").write_text("mine")
     for more in ([], ["--resume"]):
@@ -266,17 +270,18 @@ def _with_input(pipe: str, arguments: list[str]) -> None:
     processes.script(COMMAND, ["predict", *arguments])
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("number", "ending"), [(signal.SIGKILL, "parquet"), (signal.SIGINT, "csv")]
+)
 def test_a_stopped_run_goes_on_to_the_same_bytes(
     command: Callable[..., tuple[int, str, str]],
     monkeypatch: pytest.MonkeyPatch,
-    heap: Path,
+    photos: Path,
     run: str,
     number: signal.Signals,
     ending: str,
 ) -> None:
-    folder = heap.parent
+    folder = photos.parent
     for i in range(30):
         save(folder / "many" / f"{i:02}.png", picture(i))
     (folder / "many" / "07.png").write_bytes(b"no")
@@ -332,10 +337,10 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
 
 
 def test_a_full_disk_keeps_what_is_written(
-    heap: Path, run: str, command: Callable[..., tuple[int, str, str]]
+    photos: Path, run: str, command: Callable[..., tuple[int, str, str]]
 ) -> None:
     for i in range(12):
-        save(heap.parent / "many" / f"{i:02}.png", picture(i))
+        save(photos.parent / "many" / f"{i:02}.png", picture(i))
     arguments = ["many", "--output", "out.csv", "--batch-size", "2", "--threads", "1"]
     done = processes.run(
         processes.with_small_files,
@@ -343,7 +348,7 @@ def test_a_full_disk_keeps_what_is_written(
         processes.script,
         COMMAND,
         ["predict", run, *arguments],
-        folder=heap.parent,
+        folder=photos.parent,
     )
     assert done.returncode == 2 and "cannot be written" in done.stderr
     assert "--resume goes on" in done.stderr and len(done.stderr.splitlines()) == 1
@@ -352,11 +357,11 @@ def test_a_full_disk_keeps_what_is_written(
     assert Path("out.csv").read_bytes() == Path("whole.csv").read_bytes()
 
 
-def test_a_reader_that_goes_away_is_one_line(heap: Path, run: str) -> None:
+def test_a_reader_that_goes_away_is_one_line(photos: Path, run: str) -> None:
     command = f"{sys.executable} {COMMAND} predict {run} - --batch-size 1"
     done = subprocess.run(
-        ["bash", "-c", f"yes 'heap é/3.jpg' | {command} | head -1; exit ${{PIPESTATUS[1]}}"],
-        cwd=heap.parent,
+        ["bash", "-c", f"yes 'photos é/3.jpg' | {command} | head -1; exit ${{PIPESTATUS[1]}}"],
+        cwd=photos.parent,
         env=processes.clean_environment(),
         capture_output=True,
         text=True,

@@ -65,7 +65,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 @pytest.fixture(scope="module")
 def trained_own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`data/` with a run on it; its heap has six names for one picture."""
+    """`data/` with a run on it; the unlabeled ones have six names for one picture."""
     root = tidy(tmp_path_factory.mktemp("own") / "my data é")
     for i in range(5):
         shutil.copy(root / "unlabeled" / "000.jpg", root / "unlabeled" / f"copy {i}.jpg")
@@ -116,8 +116,8 @@ def test_own_images_and_their_queue(own: tuple[Path, Path], command: Command) ->
     assert code == 0 and "of 100 places are filled; all other images look like" in err
     assert "cats" in out
     found, queue = rows(run / "pseudo.csv"), rows(run / "queue.csv")
-    heap = sorted(path.name for path in (root / "unlabeled").iterdir())
-    assert [Path(row["path"]).name for row in found] == heap and len(heap) == 29
+    unlabeled = sorted(path.name for path in (root / "unlabeled").iterdir())
+    assert [Path(row["path"]).name for row in found] == unlabeled and len(unlabeled) == 29
     assert all((run / row["path"]).resolve().is_file() for row in found + queue)
     assert list(queue[0])[:3] == ["path", "member", "label"]
     assert not any(row["label"] or row["member"] for row in queue)
@@ -350,8 +350,8 @@ def test_a_set_that_has_changed_is_refused(
 def test_shards_have_members_and_no_addresses(command: Command, tmp_path: Path) -> None:
     shards = as_shards(tidy(tmp_path / "data"), tmp_path / "shards")
     parts = {k: str(shards / f"{k}-*.tar") for k in ("labeled", "val")}
-    heap = [str(shards / "unlabeled-*.tar")]
-    config = own_images(tmp_path, **parts, unlabeled=heap)
+    unlabeled = [str(shards / "unlabeled-*.tar")]
+    config = own_images(tmp_path, **parts, unlabeled=unlabeled)
     code, _, err = command(config.run_dir, "--format", "label-studio")
     assert code == 1 and "not members of shards" in err
     assert command(config.run_dir, "--queue", "3", "--quiet")[0] == 0

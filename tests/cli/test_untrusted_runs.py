@@ -94,7 +94,7 @@ def test_no_verb_imports_what_a_run_names(
         "evaluate": (1, ["evaluate", place, "--no-figures"]),
         "pseudo": (1, ["pseudo", place]),
         "predict": (network, ["predict", place, "photo.png", "--output", "out.csv"]),
-        "heap": (network, ["heap", place, "photo.png", "--no-figures"]),
+        "shares": (network, ["shares", place, "photo.png", "--no-figures"]),
         "export": (network, ["export", place, "--hub", "hub"]),
         "train": (2, train_tiny),
         "resume": (2, [*train_tiny, f"checkpoint.resume={run}/checkpoints"]),

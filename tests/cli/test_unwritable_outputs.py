@@ -19,7 +19,7 @@ from tests.data.image_folders import tidy
 VERBS = {
     "report": "RUN --output OUT/report",
     "evaluate": "RUN --output OUT/evaluation",
-    "heap": "RUN DIGITS --output OUT/heap",
+    "shares": "RUN DIGITS --output OUT/shares",
     "predict": "RUN DIGITS --output OUT/a.csv --logits OUT/a.npy",
     "pseudo": "RUN --output OUT/pseudo.csv --queue 3",
     "export": "RUN --hub OUT/hub",

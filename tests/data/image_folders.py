@@ -53,17 +53,17 @@ def tidy(root: Path, labeled: tuple[int, ...] = (5, 4, 3), unlabeled: int = 24) 
 def every_kind(root: Path) -> Path:
     """A tidy set with every kind of file that is read."""
     tidy(root, unlabeled=12)
-    heap = root / "unlabeled"
+    unlabeled = root / "unlabeled"
     for orientation in range(2, 9):
         exif = Image.Exif()
         exif[0x0112] = orientation
-        save(heap / f"turned{orientation}.jpg", picture(200 + orientation, 60, 38), exif=exif)
-    save(heap / "grey.jpg", picture(220).convert("L"))
-    save(heap / "cmyk.jpg", picture(221).convert("CMYK"))
-    save(heap / "palette ü.PNG", picture(222).quantize(40))
-    save(heap / "alpha.png", picture(223).convert("RGBA"))
-    save(heap / "w.webp", picture(224))
-    save(heap / "b.bmp", picture(225))
+        save(unlabeled / f"turned{orientation}.jpg", picture(200 + orientation, 60, 38), exif=exif)
+    save(unlabeled / "grey.jpg", picture(220).convert("L"))
+    save(unlabeled / "cmyk.jpg", picture(221).convert("CMYK"))
+    save(unlabeled / "palette ü.PNG", picture(222).quantize(40))
+    save(unlabeled / "alpha.png", picture(223).convert("RGBA"))
+    save(unlabeled / "w.webp", picture(224))
+    save(unlabeled / "b.bmp", picture(225))
     return root
 
 

@@ -40,8 +40,8 @@ def test_tutorial_digits(tmp_path: Path) -> None:
     assert len(rows) == 1 + len(list((tmp_path / "pictures").iterdir())) and rows[0].startswith(
         "path"
     )
-    heap = json.loads((tmp_path / "answers" / "heap.json").read_text())
-    assert len(heap["rows"]) == 10
+    shares = json.loads((tmp_path / "answers" / "shares.json").read_text())
+    assert len(shares["rows"]) == 10
     evaluated = json.loads((tmp_path / "answers" / "evaluation.json").read_text())
     assert evaluated["images"] == 400
     assert (tmp_path / "digits.onnx").stat().st_size > 100_000
@@ -78,8 +78,8 @@ def test_tutorial_own_images(tmp_path: Path) -> None:
     assert sum(after["labeled_counts"]) == sum(before["labeled_counts"]) + 8
     labels = (tmp_path / "labels.csv").read_text().splitlines()
     assert len(labels) == 1 + 60 and "zéro" in "".join(labels)
-    heap = json.loads((tmp_path / "answers" / "heap.json").read_text())
-    assert {row["class"] for row in heap["rows"]} == {"zéro", "one two", "three"}
+    shares = json.loads((tmp_path / "answers" / "shares.json").read_text())
+    assert {row["class"] for row in shares["rows"]} == {"zéro", "one two", "three"}
     hub = simpro_fast.load_model(tmp_path / "photos-model")
     assert hub.class_names == tuple(after["class_names"])
     assert any("photos.onnx" in text for text in said.values())

@@ -68,8 +68,8 @@ def no_image_is_trained_on_and_tested_on(folder: Path) -> Iterator[Attempt]:
     names = [f"data/labeled/cats/{i}.jpg,cats" for i in (0, 1)]
     names += [f"data/labeled/dogs/{i}.jpg,dogs" for i in (0, 1)]
     listed.write_text("\n".join(["path,label,split", *(f"{n},labeled" for n in names)]))
-    heap = "\ndata/unlabeled/000.jpg,{},unlabeled\ndata/unlabeled/000.jpg,cats,val\n"
-    listed.write_text(listed.read_text() + heap.format(""))
+    more = "\ndata/unlabeled/000.jpg,{},unlabeled\ndata/unlabeled/000.jpg,cats,val\n"
+    listed.write_text(listed.read_text() + more.format(""))
     data = DataConfig(**settings, manifest=listed)
     complaint = refused(lambda: load_own_images(data), "val image", "unlabeled ones")
     yield Attempt("a list with an unlabeled val image", complaint)

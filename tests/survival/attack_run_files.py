@@ -84,7 +84,7 @@ def complaint_about(run: Path, look: Callable[[Path], Any]) -> str | None:
 def make_runs(folder: Path) -> list[Path]:
     """A finished run, and one that has failed while a rank of it is still there."""
     names = ["a", "b", "c"]
-    finished = make_run(folder / "a/seed1", class_names=names, heap=True, evaluated=True)
+    finished = make_run(folder / "a/seed1", class_names=names, shares=True, evaluated=True)
     failed = make_run(folder / "b/seed1", class_names=names, finished=False)
     Heartbeats(failed / "heartbeats", 0, 1).beat(610, "training", "a.py:3 in f")
     end = Failure.of(0, 610, "error", "disk full", 1).model_dump_json()

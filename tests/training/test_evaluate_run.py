@@ -16,7 +16,7 @@ from simpro_fast.config import Config, parse_config
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import with_counts
 from simpro_fast.distributed.process_group import Ranks, start_ranks
-from simpro_fast.training.measure import _readable, estimate_shares, evaluate_split
+from simpro_fast.training.measure import _readable, evaluate_split, unlabeled_shares
 from simpro_fast.training.setup import Setup
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.errors import UserError
@@ -35,15 +35,15 @@ def train(config: Config) -> dict[str, Any]:
         trainer.close()
 
 
-def test_summary_and_model_say_what_the_test_and_the_heap_gave(tiny: MakeConfig) -> None:
-    config = tiny({"evaluate.every": 100, "evaluate.heap_images": 20_000})
+def test_summary_and_model_say_what_the_test_and_the_shares_gave(tiny: MakeConfig) -> None:
+    config = tiny({"evaluate.every": 100, "evaluate.shares_images": 20_000})
     train(config)
     summary = json.loads((config.run_dir / "summary.json").read_text())
-    heap, matrix = summary["heap"], np.array(summary["confusion"])
-    assert heap["images"] == sum(summary["unlabeled_counts"]) and heap["unreadable"] == 0
-    assert [row["class"] for row in heap["rows"]] == summary["class_names"]
-    assert sum(row["estimate"] for row in heap["rows"]) == pytest.approx(1)
-    assert all(0 <= row["low"] <= row["estimate"] <= row["high"] <= 1 for row in heap["rows"])
+    shares, matrix = summary["shares"], np.array(summary["confusion"])
+    assert shares["images"] == sum(summary["unlabeled_counts"]) and shares["unreadable"] == 0
+    assert [row["class"] for row in shares["rows"]] == summary["class_names"]
+    assert sum(row["estimate"] for row in shares["rows"]) == pytest.approx(1)
+    assert all(0 <= row["low"] <= row["estimate"] <= row["high"] <= 1 for row in shares["rows"])
     assert 100 * matrix.trace() / matrix.sum() == pytest.approx(summary["top1"])
     assert sum(b["count"] for b in summary["reliability"]["bins"]) == matrix.sum()
     assert summary["top_k"] == 5 and summary["top_k_accuracy"] >= summary["top1"]
@@ -53,9 +53,9 @@ def test_summary_and_model_say_what_the_test_and_the_heap_gave(tiny: MakeConfig)
 
 
 def test_the_estimate_can_be_limited_and_left_out(tiny: MakeConfig) -> None:
-    found = train(tiny({"evaluate.heap_images": 30}))["heap"]
+    found = train(tiny({"evaluate.shares_images": 30}))["shares"]
     assert found["images"] == 30
-    assert train(tiny({"evaluate.heap_images": 0, "name": "without"}))["heap"] is None
+    assert train(tiny({"evaluate.shares_images": 0, "name": "without"}))["shares"] is None
 
 
 class ByRed(nn.Module):
@@ -66,23 +66,23 @@ class ByRed(nn.Module):
         return -(value[:, None] - torch.arange(3)).abs()
 
 
-def heap_of(rank: int, world_size: int, most: int = 20_000) -> dict[str, Any] | None:
+def shares_of(rank: int, world_size: int, most: int = 20_000) -> dict[str, Any] | None:
     dataset = make_dataset([60, 30, 10])
     everything = np.arange(100)
     split = with_counts(everything[:0], everything, everything[::2], dataset, False)
     ranks = Ranks(rank, rank, world_size, world_size, torch.device("cpu"))
-    config = parse_config({**TINY, "evaluate": {"heap_images": most, "batch_size": 7}})
+    config = parse_config({**TINY, "evaluate": {"shares_images": most, "batch_size": 7}})
     setup = Setup(config, ranks, dataset, split)
     evaluation = evaluate_split(ByRed(), setup)
-    return estimate_shares(ByRed(), setup, evaluation)
+    return unlabeled_shares(ByRed(), setup, evaluation)
 
 
 def test_several_ranks_estimate_what_one_does() -> None:
-    alone = heap_of(0, 1)
-    assert alone is not None and run_ranks(heap_of) == [alone, alone]
+    alone = shares_of(0, 1)
+    assert alone is not None and run_ranks(shares_of) == [alone, alone]
     for row, share in zip(alone["rows"], (0.6, 0.3, 0.1), strict=True):
         assert row["low"] < share < row["high"]
-    some = heap_of(0, 1, 25)
+    some = shares_of(0, 1, 25)
     assert some is not None and some["images"] == 25
 
 
@@ -90,9 +90,9 @@ def test_without_a_test_set_there_is_no_estimate() -> None:
     dataset, ranks = make_dataset([6, 3]), Ranks(0, 0, 1, 1, torch.device("cpu"))
     rows = np.arange(9)
     split = with_counts(rows[:2], rows[2:], rows[:0], dataset, False)
-    setup = Setup(parse_config({**TINY, "evaluate": {"heap_images": 9}}), ranks, dataset, split)
+    setup = Setup(parse_config({**TINY, "evaluate": {"shares_images": 9}}), ranks, dataset, split)
     assert evaluate_split(ByRed(), setup) is None
-    assert estimate_shares(ByRed(), setup, None) is None
+    assert unlabeled_shares(ByRed(), setup, None) is None
 
 
 class Damaged:
@@ -119,8 +119,8 @@ def test_images_of_the_published_unlabeled_part_are_looked_at() -> None:
     rows = np.arange(40)
     split = with_counts(rows[:4], np.arange(50), rows, dataset, False)
     ranks = Ranks(0, 0, 1, 1, torch.device("cpu"))
-    config = parse_config({**TINY, "evaluate": {"heap_images": 20_000}})
+    config = parse_config({**TINY, "evaluate": {"shares_images": 20_000}})
     network = nn.Sequential(nn.Flatten(), nn.Linear(3, 2))
     setup = Setup(config, ranks, dataset, split)
-    found = estimate_shares(network, setup, evaluate_split(network, setup))
+    found = unlabeled_shares(network, setup, evaluate_split(network, setup))
     assert found is not None and found["images"] == 50

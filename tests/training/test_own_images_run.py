@@ -65,7 +65,7 @@ def test_run_without_a_truth(tiny: MakeConfig, root: Path) -> None:
     for row in rows(config):
         assert row["kl_pi_u"] is None and row["pseudo_label_accuracy"] is None
         assert row["top1"] is not None and sum(row["pi_u"]) == pytest.approx(1)
-    for name in ("views.png", "views.npz", "mistakes.npz", "report.html"):
+    for name in ("views.npz", "mistakes.npz", "report.html"):
         assert (config.run_dir / "report" / name).is_file()
 
 

@@ -56,7 +56,7 @@ def run_with_stop(
 def settings(make: MakeConfig, run: str, unlabeled: int) -> Config:
     """Periods of two steps, evaluated in batches of 40, of a method that labels images between."""
     own = changes_of("crest_plus", **{"checkpoint.every": 100, "evaluate.batch_size": 40})
-    looked_at = {"evaluate.heap_images": unlabeled}
+    looked_at = {"evaluate.shares_images": unlabeled}
     return make({**own, **looked_at, "name": run, "train.steps": 8})
 
 

@@ -6,13 +6,13 @@ K classes, true class y and predicted class c:
     shares             ~ Dirichlet(share_prior, ..., share_prior)
     rates[y]           ~ Dirichlet(row_prior[y])                        what class y is taken for
     confusion[y]       ~ Multinomial(validation images of y, rates[y])
-    predicted          ~ Multinomial(images of the heap, shares @ rates)
+    predicted          ~ Multinomial(unlabeled images, shares @ rates)
 
-It assumes that images of a class are confused alike in the validation set and in the heap, and
-nothing about the network's probabilities. Gibbs sampling with the true classes of the heap's images
-(counts by true and predicted class) as latent variables makes every step conjugate. Alone it creeps
-where shares and rates explain the predicted counts in many ways, so that steps that change both and
-leave the predicted distribution about as it is go between (`_exchange`).
+It assumes that images of a class are confused alike among the validation images and the unlabeled
+ones, and nothing about the network's probabilities. Gibbs sampling with the true classes of the
+unlabeled images (counts by true and predicted class) as latent variables makes every step
+conjugate. Alone it creeps where shares and rates explain the predicted counts in many ways, so that
+steps that change both and leave the predicted distribution about as it is go between (`_exchange`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import numpy as np
 
 GIBBS_CLASSES = 64
 CHAINS = 4
-HEAP_PER_VALIDATION = 5
-ENOUGH_R_HAT = 1.02
+UNLABELED_PER_VALIDATION = 5
+ENOUGH_R_HAT = 1.05
 _FIRST_DRAWS = 1000
 _MOST_DRAWS = 16_000
 _EXCHANGES = 2
@@ -46,7 +46,7 @@ class ShareIntervals:
     draws: int
     """Draws of all chains together, after the warm-up."""
     converged: bool
-    """Whether the chains agree as closely as was asked for; true for independent draws."""
+    """Whether the chains agree; true for independent draws."""
 
 
 def row_prior(classes: int) -> np.ndarray:
@@ -60,11 +60,10 @@ def bayesian_shares(
     predicted: np.ndarray,
     *,
     seed: int,
-    enough_r_hat: float = ENOUGH_R_HAT,
 ) -> ShareIntervals:
-    """Posterior of the class shares of a heap under a uniform prior, with 95 % intervals.
+    """Posterior of the class shares of unlabeled images under a uniform prior, with 95 % intervals.
 
-    A heap of more than five times as many images as the validation set counts as five times as
+    More than five times as many unlabeled images as validation images count as five times as
     many: the uncertainty then is mostly that of the confusion matrix (intervals are at most a tenth
     wider than with all images), while the sampler needs steps in proportion to the ratio.
 
@@ -75,40 +74,34 @@ def bayesian_shares(
     intervals reach down to 0.
 
     Args:
-        confusion: validation counts [K, K], rows true, columns predicted. A class without
-            validation images has the prior's rates, and a wide interval.
-        predicted: [K] images of the heap by predicted class.
+        confusion: validation counts int64 [K, K], rows true, columns predicted, at least one
+            image. A class without validation images has the prior's rates, and a wide interval.
+        predicted: int64 [K] unlabeled images by predicted class; at least one.
         seed: the result is a function of it and of the counts.
-        enough_r_hat: agreement of the chains at which to stop.
-
-    Raises:
-        ValueError: shapes that do not fit, negative counts, or no image in either.
     """
-    confusion, predicted = _checked(confusion, predicted)
     rng = np.random.default_rng(seed)
     classes = len(predicted)
     rows = confusion + row_prior(classes)
     if classes <= GIBBS_CLASSES:
-        heap = _at_most(predicted, HEAP_PER_VALIDATION * int(confusion.sum()))
-        sample, r_hat = _gibbs(rng, rows, heap, enough_r_hat)
+        unlabeled = _at_most(predicted, UNLABELED_PER_VALIDATION * int(confusion.sum()))
+        sample, r_hat = _gibbs(rng, rows, unlabeled)
         sampler: Literal["gibbs", "independent"] = "gibbs"
     else:
         drawn = [_independent(rng, rows, predicted)[1] for _ in range(_INDEPENDENT_DRAWS)]
         sample, r_hat, sampler = np.stack(drawn), 1.0, "independent"
     low, high = np.percentile(sample, [2.5, 97.5], axis=0)
     return ShareIntervals(
-        sample.mean(axis=0), low, high, sampler, len(sample), bool(r_hat <= enough_r_hat)
+        sample.mean(axis=0), low, high, sampler, len(sample), bool(r_hat <= ENOUGH_R_HAT)
     )
 
 
 def _gibbs(
     rng: np.random.Generator,
     rows: np.ndarray,
-    heap: np.ndarray,
-    enough_r_hat: float,
+    unlabeled: np.ndarray,
 ) -> tuple[np.ndarray, float]:
     """Draws [n, K] of the shares, and how far the chains are apart."""
-    starts = [_independent(rng, rows, heap) for _ in range(CHAINS)]
+    starts = [_independent(rng, rows, unlabeled) for _ in range(CHAINS)]
     rates, shares = (np.stack(parts) for parts in zip(*starts, strict=True))
     kept: list[np.ndarray] = []
     draws = _FIRST_DRAWS
@@ -117,16 +110,16 @@ def _gibbs(
             weights = shares[:, :, None] * rates
             by_predicted = (weights / weights.sum(axis=1, keepdims=True)).swapaxes(1, 2)
             # [chain, predicted, true]
-            latent = rng.multinomial(heap, by_predicted).swapaxes(1, 2)
+            latent = rng.multinomial(unlabeled, by_predicted).swapaxes(1, 2)
             shares = _dirichlet(rng, 1.0 + latent.sum(axis=2))
             rates = _dirichlet(rng, rows + latent)
             for _ in range(_EXCHANGES):
-                rates, shares = _exchange(rng, rates, shares, rows, heap)
+                rates, shares = _exchange(rng, rates, shares, rows, unlabeled)
             kept.append(shares)
         sample = np.stack(kept[draws // 2 :], axis=1)
         r_hat = split_r_hat(sample)
-        if r_hat <= enough_r_hat or 2 * draws > _MOST_DRAWS:
-            return sample.reshape(-1, len(heap)), r_hat
+        if r_hat <= ENOUGH_R_HAT or 2 * draws > _MOST_DRAWS:
+            return sample.reshape(-1, len(unlabeled)), r_hat
         draws *= 2
 
 
@@ -135,14 +128,14 @@ def _exchange(
     rates: np.ndarray,
     shares: np.ndarray,
     rows: np.ndarray,
-    heap: np.ndarray,
+    unlabeled: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """A Metropolis step of all chains in the coordinates rates [chain, K, K], q = shares @ rates.
 
-    There the posterior is Dirichlet(rows) for rates and Dirichlet(heap + 1) for q, independent of
-    each other but for the Jacobian 1 / |det rates| and for the shares, which must not be negative.
-    The proposal leaves those Dirichlet distributions as they are (a part of each gamma variable is
-    kept, the rest drawn anew), so that only the other factors decide.
+    There the posterior is Dirichlet(rows) for rates and Dirichlet(unlabeled + 1) for q, independent
+    of each other but for the Jacobian 1 / |det rates| and for the shares, which must not be
+    negative. The proposal leaves those Dirichlet distributions as they are (a part of each gamma
+    variable is kept, the rest drawn anew), so that only the other factors decide.
     """
     chains, classes = shares.shape
     keep = rng.choice(_KEPT)
@@ -150,7 +143,7 @@ def _exchange(
     if rng.random() < 0.5:  # one row alone, where all would hardly be accepted
         changed = rng.integers(classes, size=(chains, 1)) == np.arange(classes)
     proposed = np.where(changed[:, :, None], _renewed(rng, rates, rows, keep), rates)
-    q = _renewed(rng, (shares[:, None] @ rates)[:, 0], heap + 1.0, keep)
+    q = _renewed(rng, (shares[:, None] @ rates)[:, 0], unlabeled + 1.0, keep)
     moved = np.linalg.solve(proposed.swapaxes(1, 2), q[:, :, None])[:, :, 0]
     inside = moved.min(axis=1) > 0
     gain = np.linalg.slogdet(rates)[1] - np.linalg.slogdet(proposed)[1]
@@ -223,19 +216,3 @@ def _at_most(counts: np.ndarray, most: int) -> np.ndarray:
     rest = np.argsort(floor - exact, kind="stable")[: most - int(floor.sum())]
     floor[rest] += 1
     return floor
-
-
-def _checked(confusion: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    confusion, predicted = np.asarray(confusion), np.asarray(predicted)
-    classes = len(predicted)
-    if predicted.ndim != 1 or confusion.shape != (classes, classes):
-        raise ValueError(
-            f"confusion must be [K, K] and predicted [K], got {list(confusion.shape)} and "
-            f"{list(predicted.shape)}"
-        )
-    for name, counts in (("confusion", confusion), ("predicted", predicted)):
-        if counts.dtype.kind not in "iu" or (counts < 0).any():
-            raise ValueError(f"{name} must hold counts: integers that are not negative")
-        if not counts.sum():
-            raise ValueError(f"{name} counts no image")
-    return confusion.astype(np.int64), predicted.astype(np.int64)

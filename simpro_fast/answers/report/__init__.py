@@ -8,10 +8,10 @@ from pathlib import Path
 from simpro_fast.answers.report.figures import draw_figures
 from simpro_fast.answers.report.groups import Group
 from simpro_fast.answers.report.page import PAGE, write_page
-from simpro_fast.answers.report.pictures import ViewsFigure, pictures_of
+from simpro_fast.answers.report.pictures import TrainingViews, pictures_of
 from simpro_fast.answers.report.terminal import print_report, print_summary
 
-__all__ = ["ViewsFigure", "print_report", "print_summary", "write_report"]
+__all__ = ["TrainingViews", "print_report", "print_summary", "write_report"]
 
 
 def write_report(groups: Sequence[Group], folder: Path, notes: Sequence[str] = ()) -> list[Path]:
@@ -28,7 +28,7 @@ def write_report(groups: Sequence[Group], folder: Path, notes: Sequence[str] = (
         UserError: matplotlib or jinja2 is missing, a run is damaged, or a file cannot be written.
     """
     views, mistakes, texts = zip(*(pictures_of(group.runs[0]) for group in groups), strict=True)
-    figures = draw_figures(groups, folder, views[0] if len(groups) == 1 else None)
+    figures = draw_figures(groups, folder)
     said = [*notes, *(text for one in texts for text in one), *figures.notes]
     page = folder / PAGE
     write_page(page, groups, figures, list(zip(views, mistakes, strict=True)), said)

@@ -45,12 +45,12 @@ class Interval:
 
 
 def intervals(summary: dict[str, Any]) -> list[Interval] | None:
-    """Read every interval from `heap` of a summary; None without, or if its rows do not fit.
+    """Read every interval from `shares` of a summary; None without, or if its rows do not fit.
 
     A row names its class, or gives its number.
     """
-    heap = summary.get("heap")
-    rows = heap.get("rows") if isinstance(heap, dict) else None
+    shares = summary.get("shares")
+    rows = shares.get("rows") if isinstance(shares, dict) else None
     names = summary["class_names"]
     if not rows or len(rows) != len(names):
         return None
@@ -67,8 +67,8 @@ def finding(summary: dict[str, Any]) -> Finding | None:
     """The sentence and the warnings; None before a run has estimated anything.
 
     Args:
-        summary: the content of `summary.json`; its `heap` has the estimate with intervals, without
-            it `pi_u` of the training is a bare estimate.
+        summary: the content of `summary.json`; its `shares` has the estimate with intervals,
+            without it `pi_u` of the training is a bare estimate.
     """
     pi_u = summary.get("pi_u")
     if not pi_u:
@@ -109,7 +109,7 @@ def _warnings(
             "the estimate has no intervals: pi_u is a by-product of training, its error unknown"
         )
     else:
-        if summary["heap"].get("converged") is False:
+        if summary["shares"].get("converged") is False:
             found.append("the sampling behind the intervals has not converged")
         wide = [k for k, i in enumerate(bounds) if _is_wide(i)]
         if wide:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from simpro_fast.answers.report.figures import Figures
-from simpro_fast.answers.report.figures.style import COLOURS, letter
+from simpro_fast.answers.report.figures.style import COLOURS
 from simpro_fast.answers.report.findings import finding, intervals, shared_warnings
 from simpro_fast.answers.report.groups import Group
-from simpro_fast.answers.report.pictures import Mistakes, ViewsFigure, data_uri
-from simpro_fast.answers.report.runs import METHOD_TITLES, Run, kl_of_uniform
+from simpro_fast.answers.report.pictures import Mistakes, TrainingViews, data_uri
+from simpro_fast.answers.report.runs import METHOD_TITLES, Run
 from simpro_fast.answers.report.terminal import ACCURACIES, duration, spread_text
 from simpro_fast.utils.atomic_write import write_atomically
 from simpro_fast.utils.errors import UserError, pip_line
 
 PAGE = "report.html"
-_BESIDE = 3
-"""Experiments up to which numbers stand in columns; more have a row each."""
 _SHOWN_CLASSES = 30
 """Rows up to which a table of classes is open."""
 _KNOWN_ENVIRONMENT = ("machine", "device", "world_size", "torch_threads", "commit")
@@ -34,7 +31,7 @@ def write_page(
     path: Path,
     groups: Sequence[Group],
     figures: Figures,
-    pictures: Sequence[tuple[ViewsFigure | None, Mistakes | None]],
+    pictures: Sequence[tuple[TrainingViews | None, Mistakes | None]],
     notes: Sequence[str],
 ) -> None:
     """Write the page.
@@ -64,12 +61,10 @@ def write_page(
 def content(
     groups: Sequence[Group],
     figures: Figures,
-    pictures: Sequence[tuple[ViewsFigure | None, Mistakes | None]],
+    pictures: Sequence[tuple[TrainingViews | None, Mistakes | None]],
     notes: Sequence[str],
 ) -> dict[str, Any]:
     """Collect what the template is filled with."""
-    if len(groups) > 4:  # as in the figures
-        groups = [replace(g, label=f"{letter(i)} {g.label}") for i, g in enumerate(groups)]
     several = len(groups) > 1
     names = [str(name) for name in groups[0].summary["class_names"]]
     labeled = bool(groups[0].summary.get("labeled_counts"))
@@ -90,7 +85,6 @@ def content(
         "numbers": "Numbers" + ", classes with most labeled images first" * labeled,
         "many_classes": len(names) > _SHOWN_CLASSES,
         "truth_known": groups[0].summary.get("pi_u_true") is not None,
-        "uniform_kl": _uniform_kl(groups[0]),
         "groups": [
             {
                 "colour": number % len(COLOURS),
@@ -113,7 +107,7 @@ def content(
 
 
 def _summary_table(groups: Sequence[Group]) -> Table:
-    """Accuracies and KL; experiments in columns, or in rows where they are many."""
+    """Accuracies and KL; experiments in columns."""
     lines: list[list[str]] = []
     for title, key in ACCURACIES.items():
         values = [spread_text(group.number(key), 1) for group in groups]
@@ -127,10 +121,7 @@ def _summary_table(groups: Sequence[Group]) -> Table:
         lines.append(["views per second", *speed])
     lines.append(["steps", *(f"{group.summary['steps']:,}" for group in groups)])
     lines.append(["seeds", *(_seeds(group) for group in groups)])
-    head = ["", *(group.label for group in groups)]
-    if len(groups) > _BESIDE:
-        head, *lines = [list(row) for row in zip(head, *lines, strict=True)]
-    return {"head": head, "rows": lines}
+    return {"head": ["", *(group.label for group in groups)], "rows": lines}
 
 
 def _states(group: Group) -> list[tuple[str, str]]:
@@ -208,11 +199,6 @@ def _unbounded(groups: Sequence[Group]) -> str | None:
     return f"Without intervals pi_u{whose} is a bare estimate, a by-product of the training."
 
 
-def _uniform_kl(group: Group) -> str | None:
-    truth = group.summary.get("pi_u_true")
-    return None if truth is None else f"{kl_of_uniform(truth):.3f}"
-
-
 def _calibration(group: Group) -> list[str]:
     """Temperature and the like, where an evaluation has measured them."""
     said = []
@@ -227,7 +213,7 @@ def _calibration(group: Group) -> list[str]:
     return said
 
 
-def _views(views: ViewsFigure | None) -> dict[str, Any] | None:
+def _views(views: TrainingViews | None) -> dict[str, Any] | None:
     if views is None:
         return None
     count, num_strong = views.strong.shape[:2]

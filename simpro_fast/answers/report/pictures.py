@@ -27,7 +27,7 @@ _LOSSLESS = 48
 
 
 @dataclass(frozen=True)
-class ViewsFigure:
+class TrainingViews:
     """A few training images with the views that the network sees, before normalisation."""
 
     original: np.ndarray
@@ -58,7 +58,7 @@ class Mistakes:
     """float64 [n] of the prediction, 0 to 1."""
 
 
-def save_views(views: ViewsFigure, folder: Path) -> None:
+def save_views(views: TrainingViews, folder: Path) -> None:
     """Write `views.npz`, at most `SIDE` pixels on a side. Raises as `replacing` does."""
     words = {"titles": list(views.titles), "captions": views.captions}
     strong = views.strong
@@ -85,7 +85,7 @@ def save_mistakes(mistakes: Mistakes, folder: Path) -> None:
         )
 
 
-def load_views(folder: Path) -> ViewsFigure | None:
+def load_views(folder: Path) -> TrainingViews | None:
     """Read what `save_views` wrote; None without the file.
 
     Raises:
@@ -110,7 +110,7 @@ def load_views(folder: Path) -> ViewsFigure | None:
             and all(isinstance(text, str) for text in texts)
         ):
             raise ValueError("its parts do not fit together")
-        return ViewsFigure(original, weak, strong, titles, captions, int(arrays["side"]))
+        return TrainingViews(original, weak, strong, titles, captions, int(arrays["side"]))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error})") from None
 
@@ -141,7 +141,7 @@ def load_mistakes(folder: Path, num_classes: int) -> Mistakes | None:
         raise UserError(f"{path} is damaged ({type(error).__name__}: {error})") from None
 
 
-def pictures_of(run: Run) -> tuple[ViewsFigure | None, Mistakes | None, list[str]]:
+def pictures_of(run: Run) -> tuple[TrainingViews | None, Mistakes | None, list[str]]:
     """Read the pictures that a run has left, and what is wrong with them."""
     views, mistakes, notes = None, None, []
     try:

@@ -28,7 +28,6 @@ _MAX_NAME = 18
 _MIN_BAR, _MAX_BAR = 8, 40
 _INTERVAL = 22
 """Columns of an estimate with its interval."""
-_LEAST_NAME = 24
 _BESIDE = 3
 """Experiments that stand beside each other, class by class; more have one line each."""
 ACCURACIES = {
@@ -72,7 +71,7 @@ def print_report(
     block, mark = glyphs(out)
     parts: list[RenderableType] = [Text(f"note: {printable(note)}") for note in notes]
     if len(groups) > _BESIDE:
-        parts += [_experiments_table(groups, width), ""]
+        parts += [_experiments_table(groups), ""]
         unfinished = [run for group in groups for run in group.runs if run.state]
         parts += [*map(heading, unfinished), *([""] if unfinished else [])]
     else:
@@ -174,27 +173,13 @@ def _accuracy_table(groups: Sequence[Group]) -> Table:
     return table
 
 
-def _experiments_table(groups: Sequence[Group], width: int) -> Table:
-    """One line per experiment; a narrow terminal gets fewer columns rather than cut numbers."""
-    columns = {"seeds": [str(len(group.runs)) for group in groups]}
-    room = width - _LEAST_NAME - 11
-    for title, key, digits in (
-        ("overall", "top1", 1),
-        ("KL", "kl_pi_u", 3),
-        ("few", "few", 1),
-        ("many", "many", 1),
-        ("medium", "medium", 1),
-    ):
-        values = [spread_text(group.number(key), digits) for group in groups]
-        room -= max(10, *map(len, values)) + 1
-        if room >= 0:
-            columns[title] = values
-    table = plain_table("experiment", *columns)
-    table.columns[0].min_width = _LEAST_NAME
-    for column, values in zip(table.columns[1:], columns.values(), strict=True):
-        column.min_width = max(9, *map(len, values))
-    for group, *values in zip(groups, *columns.values(), strict=True):
-        table.add_row(group.label, *values)
+def _experiments_table(groups: Sequence[Group]) -> Table:
+    """One line per experiment."""
+    keys = {"overall": ("top1", 1), "few": ("few", 1), "KL": ("kl_pi_u", 3)}
+    table = plain_table("experiment", "seeds", *keys)
+    for group in groups:
+        values = (spread_text(group.number(key), digits) for key, digits in keys.values())
+        table.add_row(group.label, str(len(group.runs)), *values)
     return table
 
 

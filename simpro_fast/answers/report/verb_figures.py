@@ -1,4 +1,4 @@
-"""Figures of `evaluate` and `heap`: confusion matrix, reliability, class shares."""
+"""Figures of `evaluate` and `shares`: confusion matrix, reliability, class shares."""
 
 from __future__ import annotations
 
@@ -9,14 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from simpro_fast.answers.report.figures.fonts import BASE
-from simpro_fast.answers.report.figures.style import COLOURS, MUTED, drawing, new_figure, save_png
+from simpro_fast.answers.report.figures.matrices import confusion_matrix, reliability_diagram
+from simpro_fast.answers.report.figures.style import (
+    BASE,
+    COLOURS,
+    MUTED,
+    drawing,
+    new_figure,
+    save_png,
+)
 from simpro_fast.utils.errors import UserError, pip_line
 from simpro_fast.utils.printable import printable
 
 _BLUE, _ORANGE, _GREEN = COLOURS[:3]
 _NAMES_UP_TO = 40
-_NUMBERS_UP_TO = 12
 
 
 def check_matplotlib() -> None:
@@ -33,56 +39,24 @@ def check_matplotlib() -> None:
 def confusion_figure(
     confusion: Sequence[Sequence[int]], class_names: Sequence[str], path: Path
 ) -> None:
-    """Draw what each class is taken for, in percent of its images; grey where it has none."""
-    counts = np.asarray(confusion, np.float64)
-    totals = counts.sum(axis=1, keepdims=True)
-    shares = np.divide(100 * counts, totals, out=np.full_like(counts, np.nan), where=totals > 0)
-    side = 4.5 + 0.25 * min(len(counts), _NAMES_UP_TO)
-    figure = new_figure(side * 1.15, side)
-    axes = figure.add_subplot()
-    figure.set_layout_engine("compressed")  # an image keeps its shape, which leaves room
-    axes.set_facecolor("#DDDDDD")
-    axes.grid(False)
-    image = axes.imshow(np.ma.masked_invalid(shares), vmin=0, vmax=100, cmap="Blues")
-    if len(counts) <= _NAMES_UP_TO:
-        names = [printable(name) for name in class_names]
-        axes.set_xticks(range(len(counts)), names, rotation=90)
-        axes.set_yticks(range(len(counts)), names)
-    if len(counts) <= _NUMBERS_UP_TO:
-        for (row, column), share in np.ndenumerate(shares):
-            if share >= 0.5:
-                ink = "white" if share > 55 else "black"
-                axes.text(column, row, f"{share:.0f}", ha="center", va="center", color=ink)
-    axes.set_xlabel("predicted class")
-    axes.set_ylabel("true class")
-    figure.colorbar(image, ax=axes, label="% of the true class", fraction=0.046)
-    save_png(figure, path)
+    """Draw what each class is taken for, in percent of its images; blank where it has none."""
+    width = 4.5 + 0.25 * min(len(confusion), _NAMES_UP_TO)
+    names = [printable(name) for name in class_names]
+    save_png(confusion_matrix(np.asarray(confusion), names, width, "Confusion"), path)
 
 
 @drawing([BASE])
 def reliability_figure(priors: dict[str, dict[str, Any]], path: Path) -> None:
-    """Accuracy against confidence; below the diagonal a network is too sure of itself."""
-    figure = new_figure(5.5, 4.8)
-    axes = figure.add_subplot()
-    axes.plot([0, 100], [0, 100], ":", color=MUTED, label="as sure as it is right")
-    for (name, result), colour, marker in zip(
-        priors.items(), (_BLUE, _ORANGE), ("o", "s"), strict=False
-    ):
-        bins = [b for b in result["reliability"] if b["count"]]
-        axes.plot(
-            [100 * b["confidence"] for b in bins],
-            [100 * b["accuracy"] for b in bins],
-            color=colour,
-            marker=marker,
-            label=f"prior {printable(name)[-24:]} (ECE {100 * result['ece']:.1f} points)",
-        )
-    axes.set(xlim=(0, 103), ylim=(0, 103), xlabel="confidence (%)", ylabel="right (%)")
-    axes.legend()
-    save_png(figure, path)
+    """Accuracy against confidence under each prior."""
+    results = {
+        f"prior {printable(name)[-24:]}": (colour, result["reliability"], result["ece"])
+        for (name, result), colour in zip(priors.items(), (_BLUE, _ORANGE), strict=False)
+    }
+    save_png(reliability_diagram(results, "Confidence and accuracy"), path)
 
 
 @drawing([BASE])
-def heap_figure(document: dict[str, Any], path: Path) -> None:
+def shares_figure(document: dict[str, Any], path: Path) -> None:
     """Class shares in percent: the estimate with its interval, and what else was estimated."""
     rows = document["rows"]
     many = len(rows) > _NAMES_UP_TO
@@ -113,7 +87,7 @@ def heap_figure(document: dict[str, Any], path: Path) -> None:
         axes.set_xlabel("classes by estimate")
     else:
         axes.set_xticks(places, [printable(row["class"]) for row in rows], rotation=90)
-    axes.set_ylabel("share of the heap (%)")
+    axes.set_ylabel("share of the images (%)")
     axes.set_ylim(bottom=0)
     axes.set_title(f"{document['images']:,} images")
     figure.legend(loc="outside lower center", ncols=2)

@@ -50,23 +50,23 @@ def scan_folders(
     rows, classes = scan_labeled(labeled, val, ignored)
     taken = {os.path.realpath(path) for path in {row.path for row in rows}}
     roots = list(unlabeled)
-    heap: dict[str, list[Row]] = {}
+    found: dict[str, list[Row]] = {}
     for place in dict.fromkeys(place for root in roots for place in expand(root)):
         for path in [place] if os.path.isfile(place) else image_files(Path(place), ignored):
             if os.path.realpath(path) in taken:
                 ignored.add(TAKEN, path)
-            elif path in heap:
+            elif path in found:
                 continue
             elif is_shard_name(path):
-                heap[path] = scan_shard(path, "unlabeled", ignored)
+                found[path] = scan_shard(path, "unlabeled", ignored)
             else:
-                heap[path] = [Row(path, "", "unlabeled")]
-    heap_rows = [row for listed in heap.values() for row in listed]
-    if not heap_rows:
+                found[path] = [Row(path, "", "unlabeled")]
+    unlabeled_rows = [row for listed in found.values() for row in listed]
+    if not unlabeled_rows:
         where = ", ".join(map(str, roots)) or "no folder"
         raise UserError(f"{where}: no unlabeled image found{_left_out(ignored)}")
     base = common_folder(labeled, *roots, *([val] if val else []))
-    return make_manifest(base, [*rows, *heap_rows], classes), ignored
+    return make_manifest(base, [*rows, *unlabeled_rows], classes), ignored
 
 
 def common_folder(*roots: Path) -> Path:

@@ -43,7 +43,7 @@ def expand(root: Path) -> list[str]:
     """The folders and shards that a user's path stands for, absolute.
 
     Besides a folder and a .tar file it may be a pattern, as WebDataset's users write them:
-    `heap-{000..127}.tar`, `{a,b}.tar`, `heap-*.tar`. Numbers keep their leading zeros.
+    `photos-{000..127}.tar`, `{a,b}.tar`, `photos-*.tar`. Numbers keep their leading zeros.
 
     Raises:
         UserError: an address on another machine, a file of another kind, one that a brace names

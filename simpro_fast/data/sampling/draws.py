@@ -47,7 +47,7 @@ class Stream(IntEnum):
     AUGMENT_UNLABELED = 4
     REPLACEMENT = 7
     METHOD = 8
-    HEAP = 9
+    SHARES = 9
     CACHED_VIEW = 10
 
 

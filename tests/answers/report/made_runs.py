@@ -11,7 +11,7 @@ import numpy as np
 from simpro_fast.answers.report.pictures import (
     FOLDER,
     Mistakes,
-    ViewsFigure,
+    TrainingViews,
     save_mistakes,
     save_views,
 )
@@ -29,7 +29,7 @@ def make_run(
     num_classes: int = 10,
     level: float = 0.0,
     finished: bool = True,
-    heap: bool = False,
+    shares: bool = False,
     evaluated: bool = False,
     pictures: bool = False,
     labeled_max: int = 150,
@@ -40,7 +40,7 @@ def make_run(
     Args:
         level: percent that all accuracies differ by.
         finished: False leaves out what only the end of a run writes.
-        heap: with an estimate that has intervals. evaluated: with confusion and reliability.
+        shares: with an estimate that has intervals. evaluated: with confusion and reliability.
         pictures: with views and mistakes.
         config: sections of config.yaml that differ from the shipped ones.
     """
@@ -114,8 +114,8 @@ def make_run(
     }
     if evaluated:
         summary |= _evaluated(rng, final / 100)
-    if heap:
-        summary["heap"] = {
+    if shares:
+        summary["shares"] = {
             "method": "bayesian",
             "images": int(unlabeled.sum()),
             "rows": [
@@ -189,7 +189,7 @@ def _pictures(rng: np.random.Generator, folder: Path, names: list[str]) -> None:
     images = rng.integers(0, 256, (6, 12, 12, 3), dtype=np.uint8)
     titles = [names[k % len(names)] for k in range(6)]
     captions = [["rotate 3, solarize 2", "cutout only"]] * 6
-    save_views(ViewsFigure(images, images, np.stack([images] * 2, 1), titles, captions), folder)
+    save_views(TrainingViews(images, images, np.stack([images] * 2, 1), titles, captions), folder)
     labels = np.arange(6) % len(names)
     predicted = (labels + 1) % len(names)
     save_mistakes(Mistakes(images, labels, predicted, np.linspace(0.99, 0.6, 6)), folder)

@@ -12,7 +12,7 @@ from tests.answers.report.small_runs import make_summary
 SHARES = [0.05, 0.1, 0.25, 0.6]
 
 
-def heap(
+def shares(
     shares: list[float] = SHARES, half: float = 0.02, names: list[Any] | None = None
 ) -> dict[str, Any]:
     rows = [
@@ -27,18 +27,18 @@ def summary(**values: Any) -> dict[str, Any]:
 
 
 def test_the_frequent_classes_are_named_with_their_intervals() -> None:
-    found = finding(summary(heap=heap()))
+    found = finding(summary(shares=shares()))
     assert found is not None and found.warnings == ()
     assert found.sentence == (
         "The unlabeled images are mostly class name3 (60 %, 58 to 62), class name2 (25 %, 23 to "
         "27) and class name1 (10 %, 8 to 12)."
     )
-    by_name = summary(heap=heap(names=[f"name{k}" for k in range(4)]))
+    by_name = summary(shares=shares(names=[f"name{k}" for k in range(4)]))
     assert finding(by_name) == found
 
 
 def test_a_truth_that_is_known_stands_beside_it() -> None:
-    found = finding(summary(heap=heap(), pi_u_true=[0.1, 0.2, 0.3, 0.4]))
+    found = finding(summary(shares=shares(), pi_u_true=[0.1, 0.2, 0.3, 0.4]))
     assert found is not None and found.sentence.endswith(
         "; in truth these have 40 %, 30 % and 20 %."
     )
@@ -55,16 +55,16 @@ def test_even_shares_are_not_called_mostly_one_class() -> None:
     ("values", "told"),
     [
         ({}, "no intervals"),
-        ({"heap": {**heap(), "rows": heap()["rows"][:3]}}, "no intervals"),
-        ({"heap": {**heap(), "converged": False}}, "has not converged"),
-        ({"heap": heap(half=0.3)}, "very wide (class name2: 0 to 55 %); longer training would"),
+        ({"shares": {**shares(), "rows": shares()["rows"][:3]}}, "no intervals"),
+        ({"shares": {**shares(), "converged": False}}, "has not converged"),
+        ({"shares": shares(half=0.3)}, "very wide (class name2: 0 to 55 %); longer training would"),
         (
-            {"heap": heap([0.4, 0.3, 0.2, 0.1])},
+            {"shares": shares([0.4, 0.3, 0.2, 0.1])},
             "estimators disagree (pi_u of the training says 60 %",
         ),
-        ({"heap": heap(), "labeled_counts": [90, 50, 4, 2]}, "name2 and name3: fewer than 5"),
+        ({"shares": shares(), "labeled_counts": [90, 50, 4, 2]}, "name2 and name3: fewer than 5"),
         (
-            {"heap": heap(), "pi_u_true": [0.25, 0.25, 0.3, 0.2], "kl_pi_u": 0.4},
+            {"shares": shares(), "pi_u_true": [0.25, 0.25, 0.3, 0.2], "kl_pi_u": 0.4},
             "a uniform guess is closer",
         ),
     ],
@@ -80,11 +80,11 @@ def test_an_estimate_that_is_not_to_be_trusted_is_warned_of(
 
 def test_nothing_is_said_before_there_is_an_estimate() -> None:
     assert finding(summary(pi_u=None)) is None
-    assert intervals(summary(heap=None)) is None
+    assert intervals(summary(shares=None)) is None
 
 
 def test_what_all_are_warned_of_is_said_once() -> None:
-    few = finding(summary(heap=heap(), labeled_counts=[90, 50, 4, 2]))
+    few = finding(summary(shares=shares(), labeled_counts=[90, 50, 4, 2]))
     bare = finding(summary(labeled_counts=[90, 50, 4, 2]))
     assert few is not None and bare is not None
     assert shared_warnings([few, None, bare]) == list(few.warnings)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-import builtins
 import json
 import re
 import shutil
 import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -82,7 +81,7 @@ def nasty(tmp_path_factory: pytest.TempPathFactory) -> Page:
         folder / "seed1",
         name=RUN_NAME,
         class_names=NASTY,
-        heap=True,
+        shares=True,
         evaluated=True,
         pictures=True,
     )
@@ -204,14 +203,7 @@ def test_experiments_share_a_page(tmp_path: Path) -> None:
 def test_missing_jinja2_says_how_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real_import = builtins.__import__
-
-    def no_jinja2(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name.split(".")[0] == "jinja2":
-            raise ImportError(name)
-        return real_import(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", no_jinja2)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     assert main([str(make_run(tmp_path / "seed1"))]) == 1
     assert re.fullmatch(
         r"error: the page of a report needs jinja2: `pip install .*\n", capsys.readouterr().err

@@ -9,9 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from simpro_fast.answers.report.published import Published, published_for, read_published
 from simpro_fast.answers.report.runs import METHOD_TITLES
-from simpro_fast.answers.report.tables import latex, markdown
+from simpro_fast.answers.report.tables import (
+    Published,
+    latex,
+    markdown,
+    published_for,
+    read_published,
+)
 from simpro_fast.cli.report import main
 from simpro_fast.config import Config, dump_config, load_config
 from tests.answers.report.small_runs import make_summary, write_run

@@ -128,7 +128,7 @@ def test_val_and_holdout_exclude_each_other(root: Path) -> None:
         load(root, holdout_per_class=1)
 
 
-def test_overlap_puts_the_labeled_images_into_the_heap(root: Path) -> None:
+def test_overlap_puts_the_labeled_images_among_the_unlabeled(root: Path) -> None:
     _, split = load(root, overlap=True)
     assert split.overlap and len(split.unlabeled) == 36
     assert set(split.labeled) < set(split.unlabeled) and split.unlabeled_counts is None

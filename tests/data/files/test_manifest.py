@@ -45,24 +45,24 @@ def test_hidden_and_stray_files_are_no_classes_and_no_samples(tmp_path: Path) ->
     assert len(names(manifest, "labeled")) == 12
 
 
-def test_flat_and_nested_heaps(tmp_path: Path) -> None:
+def test_flat_and_nested_folders(tmp_path: Path) -> None:
     """Nested, any case, spaces, unicode, links, several roots."""
     root = tidy(tmp_path, unlabeled=0)
-    heap = root / "heap"
+    images = root / "images"
     for i, name in enumerate(("1.jpg", "a b.JPG", "sub/deep.jpeg", "ü.png")):
-        save(heap / name, picture(100 + i), format="png" if name == "ü.png" else "jpeg")
-    (heap / "readme.txt").write_text("hello")
+        save(images / name, picture(100 + i), format="png" if name == "ü.png" else "jpeg")
+    (images / "readme.txt").write_text("hello")
     other = save(root / "elsewhere/linked/far.jpg", picture(110)).parent
-    (heap / "link").symlink_to(other)
-    (heap / "sub/circle").symlink_to(heap)
+    (images / "link").symlink_to(other)
+    (images / "sub/circle").symlink_to(images)
     save(root / "second/2.jpg", picture(111))
-    manifest, ignored = scan_folders(root / "labeled", [heap, root / "second"])
+    manifest, ignored = scan_folders(root / "labeled", [images, root / "second"])
     assert names(manifest, "unlabeled") == [
-        "heap/1.jpg",
-        "heap/a b.JPG",
-        "heap/link/far.jpg",
-        "heap/sub/deep.jpeg",
-        "heap/ü.png",
+        "images/1.jpg",
+        "images/a b.JPG",
+        "images/link/far.jpg",
+        "images/sub/deep.jpeg",
+        "images/ü.png",
         "second/2.jpg",
     ]
     assert ignored.counts == {NO_IMAGE: 1}

@@ -48,7 +48,7 @@ def test_samples_are_grouped_by_key(tmp_path: Path) -> None:
     assert found == ["a/0001.jpg 7", "b/0001.JPG grey owl", "c.left.webp 7"]
     assert ignored.counts == {FURTHER: 1, LONELY: 1, NO_IMAGE: 1, HIDDEN: 2}
     assert scan_members(path)[0] == ["a/0001.jpg", "b/0001.JPG", "c.left.webp"], (
-        "labels of a heap unread"
+        "labels of unlabeled ones unread"
     )
 
 
@@ -108,20 +108,20 @@ def test_sparse_members_are_refused(tmp_path: Path, form: str) -> None:
 
 def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for i in range(8, 12):
-        write_tar(tmp_path / f"heap-{i:04}.tar", [])
+        write_tar(tmp_path / f"photos-{i:04}.tar", [])
     (tmp_path / "photos").mkdir()
     (tmp_path / "odd{1,2}").mkdir()
 
     def names(pattern: str) -> list[str]:
         return [os.path.relpath(path, tmp_path) for path in expand(tmp_path / pattern)]
 
-    assert names("heap-{0008..0010}.tar") == [f"heap-{i:04}.tar" for i in (8, 9, 10)]
-    assert names("heap-00{08,11}.tar") == ["heap-0008.tar", "heap-0011.tar"]
-    assert names("heap-*.tar") == [f"heap-{i:04}.tar" for i in range(8, 12)]
-    assert names("heap-00{10..11,08}.tar") == ["heap-0010..11.tar", "heap-0008.tar"]
+    assert names("photos-{0008..0010}.tar") == [f"photos-{i:04}.tar" for i in (8, 9, 10)]
+    assert names("photos-00{08,11}.tar") == ["photos-0008.tar", "photos-0011.tar"]
+    assert names("photos-*.tar") == [f"photos-{i:04}.tar" for i in range(8, 12)]
+    assert names("photos-00{10..11,08}.tar") == ["photos-0010..11.tar", "photos-0008.tar"]
     assert names("odd{1,2}") == ["odd{1,2}"], "what exists is meant"
-    assert "nothing matches" in refusal(lambda: expand(tmp_path / "heap-*.tat"))
-    assert "is empty" in refusal(lambda: expand(tmp_path / "heap-{5..2}.tar"))
+    assert "nothing matches" in refusal(lambda: expand(tmp_path / "photos-*.tat"))
+    assert "is empty" in refusal(lambda: expand(tmp_path / "photos-{5..2}.tar"))
     (tmp_path / "x.zip").touch()
     assert "neither a folder nor a .tar file" in refusal(lambda: expand(tmp_path / "x.zip"))
     (tmp_path / "x.tgz").touch()

@@ -208,7 +208,7 @@ def test_damaged_file_stops_the_run_with_its_name(tmp_path: Path, damage: str) -
 
 def test_skipped_images_are_replaced_alike_everywhere(tmp_path: Path) -> None:
     root = tidy(tmp_path, labeled=(6, 5, 4), unlabeled=M * 2)
-    heap = root / "unlabeled"
+    unlabeled = root / "unlabeled"
     with loader(root) as made:
         bad = [Path(p) for p in made.describe(1)["paths"][BATCH : BATCH + 3]]
         bad += [Path(made.describe(0)["paths"][0])]
@@ -233,7 +233,7 @@ def test_skipped_images_are_replaced_alike_everywhere(tmp_path: Path) -> None:
             elif j < BATCH:
                 assert Path(new).parent == Path(old).parent, "the label stays"
             else:
-                assert Path(new).parent == heap
+                assert Path(new).parent == unlabeled
         assert [Path(p).parent.name for p in after[:BATCH]] == [
             ("cats", "dogs", "owls")[k] for k in batch.targets
         ]

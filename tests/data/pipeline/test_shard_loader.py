@@ -50,7 +50,7 @@ def spoil(image: str) -> None:
 def test_batches_from_shards_are_those_from_files(
     shared: Path, tmp_path: Path, mixed: bool
 ) -> None:
-    """Shards in place of all folders, or of the heap alone: bit-equal, from any step, any ranks."""
+    """Shards in place of all folders, or of unlabeled ones: bit-equal, from any step, any ranks."""
     tars = as_shards(shared, tmp_path / "tars")
     arguments: dict[str, Any] = {"root": tars}
     if mixed:

@@ -8,50 +8,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simpro_fast.answers.report.figures.classes import per_class, prior
-from simpro_fast.answers.report.figures.fonts import BASE, drawable, fonts_for
 from simpro_fast.answers.report.figures.matrices import classes_over_time, confusion, reliability
 from simpro_fast.answers.report.figures.over_time import accuracy, kl, pseudo_labels, throughput
 from simpro_fast.answers.report.figures.style import (
-    PHONE,
-    SMALL,
+    BASE,
     Drawn,
     drawing,
+    fonts_for,
     save_png,
     svg_uri,
 )
-from simpro_fast.answers.report.figures.views import views_sheet
 from simpro_fast.answers.report.groups import Group
-from simpro_fast.answers.report.pictures import ViewsFigure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WIDE = 14.0
-"""Most inches of a figure with a place per class."""
-Draw = Callable[[Drawn, float], "Figure | None"]
-_TOGETHER: dict[str, tuple[Draw, float]] = {
-    "prior": (prior, WIDE),
-    "kl": (kl, SMALL),
-    "accuracy": (accuracy, SMALL),
-    "pseudo_labels": (pseudo_labels, SMALL),
-    "per_class": (per_class, WIDE),
-    "reliability": (reliability, SMALL),
-    "throughput": (throughput, SMALL),
+Draw = Callable[[Drawn], "Figure | None"]
+_TOGETHER: dict[str, Draw] = {
+    "prior": prior,
+    "kl": kl,
+    "accuracy": accuracy,
+    "pseudo_labels": pseudo_labels,
+    "per_class": per_class,
+    "reliability": reliability,
+    "throughput": throughput,
 }
-_EACH: dict[str, tuple[Draw, float]] = {
-    "classes_over_time": (classes_over_time, SMALL),
-    "confusion": (confusion, SMALL),
-}
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure for the page."""
-
-    uri: str
-    """data: address of an SVG."""
-    phone: str | None
-    """The same for a narrow screen; None where one serves both."""
+_EACH: dict[str, Draw] = {"classes_over_time": classes_over_time, "confusion": confusion}
 
 
 @dataclass(frozen=True)
@@ -60,42 +42,34 @@ class Figures:
 
     paths: list[Path]
     """PNG files, in reading order."""
-    together: dict[str, Picture]
-    """Pictures of all groups, by the name of the file."""
-    each: list[dict[str, Picture]]
+    together: dict[str, str]
+    """data: addresses of SVG of all groups, by the name of the file."""
+    each: list[dict[str, str]]
     """The same of every group alone."""
     notes: list[str]
     """Names that no font here can draw."""
 
 
-def draw_figures(groups: Sequence[Group], folder: Path, views: ViewsFigure | None) -> Figures:
+def draw_figures(groups: Sequence[Group], folder: Path) -> Figures:
     """Draw what the runs have; PNG files go into `folder`.
-
-    Args:
-        views: of the first run.
 
     Raises:
         UserError: matplotlib is missing, or a file cannot be written.
     """
     made = Figures([], {}, [{} for _ in groups], [])
 
-    def make(drawn: Drawn, figure: tuple[Draw, float], stem: str) -> Picture | None:
-        draw, wide = figure
-        found = draw(drawn, wide)
-        if found is None:
-            return None
-        save_png(found, folder / f"{stem}.png")
-        made.paths.append(folder / f"{stem}.png")
-        phone = draw(drawn, PHONE) if wide > SMALL else None
-        return Picture(svg_uri(found), None if phone is None else svg_uri(phone))
+    def make(drawn: Drawn, draw: Draw, stem: str, into: dict[str, str], name: str) -> None:
+        if found := draw(drawn):
+            save_png(found, folder / f"{stem}.png")
+            made.paths.append(folder / f"{stem}.png")
+            into[name] = svg_uri(found)
 
     with drawing([BASE]):
         drawn, notes = _drawn(groups)
     made.notes.extend(notes)
     with drawing(drawn.families):
-        for name, figure in _TOGETHER.items():
-            if picture := make(drawn, figure, name):
-                made.together[name] = picture
+        for name, draw in _TOGETHER.items():
+            make(drawn, draw, name, made.together, name)
         for number, group in enumerate(groups):
             alone = replace(
                 drawn,
@@ -103,13 +77,9 @@ def draw_figures(groups: Sequence[Group], folder: Path, views: ViewsFigure | Non
                 labels=[drawn.labels[number]],
                 names=[drawn.names[number]],
             )
-            for name, figure in _EACH.items():
+            for name, draw in _EACH.items():
                 stem = name if len(groups) == 1 else f"{name}_{number + 1}"
-                if picture := make(alone, figure, stem):
-                    made.each[number][name] = picture
-        if views is not None:
-            save_png(views_sheet(views), folder / "views.png")
-            made.paths.append(folder / "views.png")
+                make(alone, draw, stem, made.each[number], name)
     return made
 
 
@@ -120,8 +90,11 @@ def _drawn(groups: Sequence[Group]) -> tuple[Drawn, list[str]]:
     runs = [str(group.summary["name"]) for group in groups]
     families, missing = fonts_for([*names, *labels, *runs])
 
+    def drawable(name: str, otherwise: str) -> str:
+        return otherwise if missing.intersection(name) else name
+
     def escaped(text: str) -> str:
-        return drawable(text, missing, text.encode("unicode_escape").decode())
+        return drawable(text, text.encode("unicode_escape").decode())
 
     lost = [k for k, name in enumerate(names) if missing.intersection(name)]
     notes = []
@@ -137,7 +110,7 @@ def _drawn(groups: Sequence[Group]) -> tuple[Drawn, list[str]]:
         groups,
         [escaped(label) for label in labels],
         [escaped(run) for run in runs],
-        [drawable(name, missing, f"#{k}") for k, name in enumerate(names)],
+        [drawable(name, f"#{k}") for k, name in enumerate(names)],
         families,
     )
     return drawn, notes

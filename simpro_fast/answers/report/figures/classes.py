@@ -15,6 +15,7 @@ from simpro_fast.answers.report.figures.style import (
     MARKERS,
     PAPER,
     TRUTH,
+    WIDE,
     Drawn,
     colour,
     legend_below,
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 _BARS_UP_TO = 30
 """Classes with a name of their own under the axis."""
-_BARS_OF = 3
-"""Groups that bars can show beside each other."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +46,13 @@ class Series:
     """Standard deviation."""
 
 
-def class_width(drawn: Drawn, available: float) -> float:
-    """Figure width in inches that leaves room for every bar, at most what there is."""
-    num_series = min(len(drawn.groups), _BARS_OF) + 1
-    wanted = 2 + len(drawn.class_names) * (0.35 + 0.22 * num_series)
-    return min(available, max(8.0, wanted))
+def class_width(drawn: Drawn) -> float:
+    """Figure width in inches that leaves room for every bar, at most `WIDE`."""
+    wanted = 2 + len(drawn.class_names) * (0.35 + 0.22 * (len(drawn.groups) + 1))
+    return min(WIDE, max(8.0, wanted))
 
 
-def prior(drawn: Drawn, width: float) -> Figure | None:
+def prior(drawn: Drawn) -> Figure | None:
     """The estimated class distribution of the unlabeled set at the end, and the true one."""
     summary = drawn.groups[0].summary
     order = drawn.groups[0].class_order
@@ -66,16 +64,15 @@ def prior(drawn: Drawn, width: float) -> Figure | None:
         mean, spread = group.vector("pi_u")
         kl, _ = group.number("kl_pi_u")
         note = "" if kl is None else f" (KL {kl:.3f} nats)"
-        word = ": pi_u" if len(drawn.groups) <= _BARS_OF else ""
-        name = f"{drawn.legend(index)}{word}{note}"
+        name = f"{drawn.legend(index)}: pi_u{note}"
         series.append(Series(name, colour(index), index, 100 * mean[order], 100 * spread[order]))
     if not any(np.isfinite(s.values).any() for s in series if s.place >= 0):
         return None
-    width = class_width(drawn, width)
+    width = class_width(drawn)
     figure = new_figure(width, 4.4)
     axes = figure.add_subplot()
     if len(order) <= _BARS_UP_TO:
-        _bars_or_points(axes, series)
+        _bars(axes, series)
         _intervals(axes, drawn, order, len(series))
         axes.set_ylim(bottom=0)
     else:
@@ -100,7 +97,7 @@ def prior(drawn: Drawn, width: float) -> Figure | None:
     return figure
 
 
-def per_class(drawn: Drawn, width: float) -> Figure | None:
+def per_class(drawn: Drawn) -> Figure | None:
     """Accuracy of each class at the end."""
     order = drawn.groups[0].class_order
     series = []
@@ -111,11 +108,11 @@ def per_class(drawn: Drawn, width: float) -> Figure | None:
             series.append(Series(name, colour(index), index, mean[order], spread[order]))
     if not series:
         return None
-    width = class_width(drawn, width)
+    width = class_width(drawn)
     figure = new_figure(width, 4.4)
     axes = figure.add_subplot()
     if len(order) <= _BARS_UP_TO:
-        _bars_or_points(axes, series)
+        _bars(axes, series)
     else:
         _points(axes, series)
     _class_axis(axes, drawn, order, width, counts=True)
@@ -126,19 +123,9 @@ def per_class(drawn: Drawn, width: float) -> Figure | None:
     return figure
 
 
-def _bars_or_points(axes: Axes, series: Sequence[Series]) -> None:
-    """Bars as long as they are wide enough to tell apart, else points over a bar of the truth."""
-    truth = [s for s in series if s.place < 0]
-    if len(series) - len(truth) <= _BARS_OF:
-        _bars(axes, series, 0.8)
-        return
-    _bars(axes, truth, 0.86)
-    _markers(axes, [s for s in series if s.place >= 0])
-
-
-def _bars(axes: Axes, series: Sequence[Series], room: float) -> None:
+def _bars(axes: Axes, series: Sequence[Series]) -> None:
     for index, one in enumerate(series):
-        width = room / len(series)
+        width = 0.8 / len(series)
         positions = np.arange(len(one.values)) + (index - (len(series) - 1) / 2) * width
         bars = axes.bar(positions, one.values, width * 0.94, color=one.colour, label=one.name)
         hatch = HATCHES[one.place % len(HATCHES)] if one.place > 0 else ""
@@ -148,24 +135,8 @@ def _bars(axes: Axes, series: Sequence[Series], room: float) -> None:
             axes.errorbar(positions, one.values, one.spread, fmt="none", ecolor=INK, elinewidth=1)
 
 
-def _markers(axes: Axes, series: Sequence[Series]) -> None:
-    """One marker per group, side by side in the room of a class."""
-    for index, one in enumerate(series):
-        shift = (index - (len(series) - 1) / 2) * 0.8 / len(series)
-        axes.plot(
-            np.arange(len(one.values)) + shift,
-            one.values,
-            linestyle="none",
-            color=one.colour,
-            marker=MARKERS[one.place % len(MARKERS)],
-            markersize=4.5,
-            label=one.name,
-        )
-
-
 def _points(axes: Axes, series: Sequence[Series]) -> None:
     """For more classes than bars can show: a shape for the truth, points for the groups."""
-    many = len(series) > 3
     for one in series:
         places = np.arange(len(one.values))
         if one.place < 0:
@@ -176,7 +147,6 @@ def _points(axes: Axes, series: Sequence[Series]) -> None:
         axes.plot(
             places,
             one.values,
-            linestyle="none" if many else "-",
             color=one.colour,
             marker=MARKERS[one.place % len(MARKERS)],
             markersize=3.2,
@@ -188,8 +158,6 @@ def _points(axes: Axes, series: Sequence[Series]) -> None:
 
 def _intervals(axes: Axes, drawn: Drawn, order: np.ndarray, num_series: int) -> None:
     """Estimates with their intervals over the bars of single runs."""
-    if len(drawn.groups) > _BARS_OF:
-        return
     labeled = False
     for index, group in enumerate(drawn.groups):
         bounds = intervals(group.summary) if len(group.runs) == 1 else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,12 +13,12 @@ from simpro_fast.answers.report.figures.style import (
     LINES,
     MARKERS,
     MUTED,
+    SMALL,
     Drawn,
     colour,
     legend_below,
     new_figure,
     set_title,
-    wrapped,
 )
 from simpro_fast.answers.report.runs import kl_of_uniform
 
@@ -28,81 +30,71 @@ _FEW = 30
 """Points up to which each is marked."""
 
 
-def kl(drawn: Drawn, width: float) -> Figure | None:
+@dataclass(frozen=True)
+class Panel:
+    """A metric over the steps."""
+
+    key: str
+    scale: float
+    title: str
+    ending: str
+    """Format of the last values, at the right edge."""
+    bottom: float | None = None
+    top: float | None = None
+
+
+def kl(drawn: Drawn) -> Figure | None:
     """How far the estimate is from the truth."""
     truth = drawn.groups[0].summary.get("pi_u_true")
     if truth is None:
         return None
-    figure = new_figure(width, 3.7)
-    axes = figure.add_subplot()
-    guess = kl_of_uniform(truth)
-    ends = _lines(axes, drawn, "kl_pi_u", 1.0)
-    axes.axhline(guess, color=MUTED, linestyle=":", label=f"uniform guess ({guess:.3f})")
-    axes.set_ylabel("KL(true || pi_u) (nats)")
-    axes.set_ylim(0, 1.06 * axes.get_ylim()[1])
-    _label_ends(axes, drawn, ends, "{:.3f}", 2.3)
-    set_title(axes, f"{drawn.title}: distance of pi_u from the truth", width)
-    legend_below(figure, axes, width)
-    return figure
+    panel = Panel("kl_pi_u", 1.0, "KL(true || pi_u) (nats)", "{:.3f}", 0)
+    return _figure(drawn, "distance of pi_u from the truth", [panel], kl_of_uniform(truth))
 
 
-def accuracy(drawn: Drawn, width: float) -> Figure | None:
-    figure = new_figure(width, 3.7)
-    axes = figure.add_subplot()
-    ends = _lines(axes, drawn, "top1", 1.0)
-    if not ends:
-        return None
-    axes.set_ylabel("test accuracy (%)")
-    _label_ends(axes, drawn, ends, "{:.1f} %", 2.4)
-    set_title(axes, f"{drawn.title}: accuracy of the averaged model", width)
-    legend_below(figure, axes, width)
-    return figure
+def accuracy(drawn: Drawn) -> Figure | None:
+    panel = Panel("top1", 1.0, "test accuracy (%)", "{:.1f} %")
+    return _figure(drawn, "accuracy of the averaged model", [panel])
 
 
-def pseudo_labels(drawn: Drawn, width: float) -> Figure | None:
+def pseudo_labels(drawn: Drawn) -> Figure | None:
     """How many pseudo-labels pass the threshold, and how many of those are right, if known."""
-    panels = [
-        (key, scale, title)
-        for key, scale, title in (
-            ("mask_rate", 100.0, "kept: above the threshold"),
-            ("pseudo_label_accuracy", 1.0, "right, of the kept ones"),
-        )
-        if key == "mask_rate" or any(len(group.series(key)[0]) for group in drawn.groups)
-    ]
-    figure = new_figure(width, 0.9 + 2.5 * len(panels))
-    rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, (key, scale, title) in zip(rows, panels, strict=True):
-        ends = _lines(axes, drawn, key, scale)
-        axes.set_ylabel("pseudo-labels (%)")
-        axes.set_ylim(0, 103)
-        axes.set_title(title, fontweight="normal", fontsize=FONT)
-        _label_ends(axes, drawn, ends, "{:.0f} %", 1.7)
-        axes.label_outer()
-    figure.suptitle(
-        wrapped(f"{drawn.title}: pseudo-labels", width - 0.4), fontweight="bold", fontsize=11
-    )
-    legend_below(figure, rows[0], width)
-    return figure
+    kept = Panel("mask_rate", 100.0, "kept: above the threshold (%)", "{:.0f} %", 0, 103)
+    right = Panel("pseudo_label_accuracy", 1.0, "right, of the kept ones (%)", "{:.0f} %", 0, 103)
+    return _figure(drawn, "pseudo-labels", [kept, right])
 
 
-def throughput(drawn: Drawn, width: float) -> Figure | None:
+def throughput(drawn: Drawn) -> Figure | None:
     """Images per second, and the share of the time spent waiting for data."""
-    if not any(len(group.series("images_per_second")[0]) for group in drawn.groups):
+    speed = Panel("images_per_second", 1.0, "views per second", "{:,.0f}", 0)
+    wait = Panel("data_wait_fraction", 100.0, "waiting for data (%)", "{:.1f} %", 0)
+    return _figure(drawn, "throughput", [speed, wait])
+
+
+def _figure(
+    drawn: Drawn, what: str, panels: Sequence[Panel], guess: float | None = None
+) -> Figure | None:
+    """Draw the panels whose metric some group has; None without any.
+
+    Args:
+        guess: value of a uniform guess, as a line.
+    """
+    panels = [p for p in panels if any(len(group.series(p.key)[0]) for group in drawn.groups)]
+    if not panels:
         return None
-    figure = new_figure(width, 5.4)
-    rows = figure.subplots(2, 1, sharex=True)
-    for axes, key, scale, what, ending in (
-        (rows[0], "images_per_second", 1.0, "views per second", "{:,.0f}"),
-        (rows[1], "data_wait_fraction", 100.0, "waiting for data (%)", "{:.1f} %"),
-    ):
-        ends = _lines(axes, drawn, key, scale)
-        axes.set_ylim(bottom=0)
-        axes.set_ylabel(what)
-        axes.yaxis.set_major_formatter("{x:,.0f}" if key == "images_per_second" else "{x:g}")
-        _label_ends(axes, drawn, ends, ending, 1.7)
+    figure = new_figure(SMALL, 1.2 + 2.5 * len(panels))
+    rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, panel in zip(rows, panels, strict=True):
+        ends = _lines(axes, drawn, panel.key, panel.scale)
+        if guess is not None:
+            axes.axhline(guess, color=MUTED, linestyle=":", label=f"uniform guess ({guess:.3f})")
+        axes.set_ylabel(panel.title)
+        axes.yaxis.set_major_formatter("{x:,.9g}")
+        axes.set_ylim(panel.bottom, panel.top)
+        _label_ends(axes, ends, panel.ending, 2.0)
         axes.label_outer()
-    set_title(rows[0], f"{drawn.title}: throughput", width)
-    legend_below(figure, rows[0], width)
+    set_title(rows[0], f"{drawn.title}: {what}", SMALL)
+    legend_below(figure, rows[0], SMALL)
     return figure
 
 
@@ -141,7 +133,7 @@ def _lines(axes: Axes, drawn: Drawn, key: str, scale: float) -> list[End]:
     return ends
 
 
-def _label_ends(axes: Axes, drawn: Drawn, ends: list[End], ending: str, height: float) -> None:
+def _label_ends(axes: Axes, ends: list[End], ending: str, height: float) -> None:
     """Last values at the right edge, pushed apart where they would print over each other.
 
     Args:
@@ -156,7 +148,7 @@ def _label_ends(axes: Axes, drawn: Drawn, ends: list[End], ending: str, height: 
         wanted, spread_out([w[0] for w in wanted], step, 0.0, 72 * height - step / 2), strict=True
     ):
         axes.annotate(
-            f"{drawn.key(index)}{ending.format(value)}",
+            ending.format(value),
             (1.0, value),
             xycoords=("axes fraction", "data"),
             xytext=(5, shown - place),
@@ -169,17 +161,10 @@ def _label_ends(axes: Axes, drawn: Drawn, ends: list[End], ending: str, height: 
 
 
 def spread_out(places: list[float], gap: float, low: float, high: float) -> list[float]:
-    """Ascending places, moved as little as makes neighbours `gap` apart, from `low` to `high`."""
-
-    def start(block: list[float]) -> float:
-        total, size = block
-        return max(low, min(total / size, high - (size - 1) * gap))
-
-    blocks: list[list[float]] = []  # sum of (place - number in block * gap), size
+    """Ascending places, moved so that neighbours are `gap` apart, from `low` to `high`."""
+    shown: list[float] = []
     for place in places:
-        blocks.append([place, 1.0])
-        # A block stands at the mean of what its members wish; it joins the one below if they meet.
-        while len(blocks) > 1 and start(blocks[-2]) + blocks[-2][1] * gap > start(blocks[-1]):
-            (below, n), (above, m) = blocks[-2:]
-            blocks[-2:] = [[below + above - m * n * gap, n + m]]
-    return [start(block) + k * gap for block in blocks for k in range(int(block[1]))]
+        shown.append(max(place, shown[-1] + gap if shown else low))
+    for k in reversed(range(len(shown))):
+        shown[k] = min(shown[k], shown[k + 1] - gap if k + 1 < len(shown) else high)
+    return shown

@@ -6,8 +6,8 @@ import base64
 import io
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,8 +44,10 @@ LINES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--", "**", "||")
 SMALL = 5.0
-"""Width in inches of a figure that fits a phone as well as a column of a wide page."""
-PHONE = 4.2
+"""Width in inches of a figure that fits a phone as well as a column of the page."""
+WIDE = 14.0
+"""Most inches of a figure with a place per class."""
+BASE = "DejaVu Sans"
 FONT = 10.0
 _LETTER = 0.075
 """Inches of a letter in a legend."""
@@ -105,19 +107,11 @@ class Drawn:
         same = len(set(self.names)) == 1 and not self.names[0].endswith(self.labels[0])
         return f"{short(self.names[0], 32)}, {labels}" if same else labels
 
-    def key(self, index: int) -> str:
-        """A letter for one of many groups, where colours alone would be hard to tell apart."""
-        return "" if len(self.groups) <= 4 else f"{letter(index)} "
-
     def legend(self, index: int) -> str:
-        """The name of a group with its letter and, of several, the number of seeds."""
+        """The name of a group and, of several, the number of seeds."""
         group = self.groups[index]
         seeds = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
-        return f"{self.key(index)}{short(self.labels[index], 34)}{seeds}"
-
-
-def letter(index: int) -> str:
-    return chr(ord("A") + index) if index < 26 else str(index + 1)
+        return f"{short(self.labels[index], 34)}{seeds}"
 
 
 def colour(index: int) -> str:
@@ -149,6 +143,29 @@ def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def fonts_for(texts: Iterable[str]) -> tuple[list[str], set[str]]:
+    """Families that draw these texts, and the characters that no installed font has.
+
+    Only where matplotlib's own font lacks a letter are the fonts of the system opened.
+    """
+    from matplotlib.font_manager import findfont, findSystemFonts, fontManager, get_font
+
+    wanted = {c for text in texts for c in text if not c.isspace()}
+    known = get_font(findfont(BASE)).get_charmap()
+    missing, families = {c for c in wanted if ord(c) not in known}, [BASE]
+    # A sans face of the same make fits better beside the others than whatever comes first.
+    for path in sorted(findSystemFonts(), key=lambda p: "NotoSans" not in p) if missing else ():
+        with suppress(OSError, RuntimeError):  # no font that can be used
+            font = get_font(path)
+            found = {c for c in missing if ord(c) in font.get_charmap()}
+            # "Last Resort" has a box for everything; colour fonts have pictures for letters.
+            if found and font.style_name in ("Regular", "Book") and "Color" not in font.family_name:
+                fontManager.addfont(path)
+                families.append(font.family_name)
+                missing -= found
+    return families, missing
 
 
 def save_png(figure: Figure, path: Path) -> None:

@@ -61,7 +61,7 @@ def black_box_shares(confusion: np.ndarray, predicted: np.ndarray) -> np.ndarray
     Args:
         confusion: validation counts [K, K], rows true, columns predicted. A class without
             validation images is taken to be always right.
-        predicted: [K] images of the heap by predicted class.
+        predicted: [K] unlabeled images by predicted class.
 
     Returns:
         float64 [K].

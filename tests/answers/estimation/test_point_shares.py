@@ -5,8 +5,12 @@ import pytest
 import quapy.functional as quapy_functional
 from quapy.method.aggregative import ACC, EMQ
 
-from simpro_fast.answers.estimation import shares
-from simpro_fast.answers.estimation.shares import black_box_shares, em_shares, project_to_simplex
+from simpro_fast.answers.estimation import point_shares
+from simpro_fast.answers.estimation.point_shares import (
+    black_box_shares,
+    em_shares,
+    project_to_simplex,
+)
 
 PRIOR, SHARES = np.array([0.6, 0.3, 0.1]), np.array([0.15, 0.25, 0.6])
 
@@ -28,7 +32,7 @@ def test_em_finds_the_shares_as_quapy_does():
 
 
 def test_em_says_when_it_did_not_converge(monkeypatch):
-    monkeypatch.setattr(shares, "MOST_ITERATIONS", 2)
+    monkeypatch.setattr(point_shares, "MOST_ITERATIONS", 2)
     given = posteriors(100, SHARES, np.random.default_rng(1))
     assert not em_shares(given, PRIOR).converged
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from simpro_fast.answers.heap import Heap, Reservoir, _disagreement, estimates, sample
+from simpro_fast.answers.class_shares import Predicted, Reservoir, _disagreement, estimates, sample
 from simpro_fast.answers.model import TrainedModel
 from simpro_fast.answers.model_file import ModelFile
 from simpro_fast.answers.sources import Item
@@ -33,7 +33,7 @@ def test_chunks_do_not_change_a_reservoir() -> None:
 
 
 def test_em_finds_the_shares_from_the_posterior_under_the_distribution_trained_on() -> None:
-    """Images of four kinds whose likelihoods are known, so that the shares of the heap are, too."""
+    """Images of four kinds whose likelihoods are known, so that the shares are, too."""
     shares, phi, tau = np.array([0.2, 0.3, 0.5]), np.array([0.5, 0.3, 0.2]), 2.0
     likelihood = np.array([[0.6, 0.2, 0.1, 0.1], [0.1, 0.6, 0.2, 0.1], [0.1, 0.1, 0.2, 0.6]])
     logits = np.log(likelihood.T * phi) - tau * np.log(phi)  # f of each kind
@@ -46,18 +46,21 @@ def test_em_finds_the_shares_from_the_posterior_under_the_distribution_trained_o
     )
     model = TrainedModel(torch.nn.Identity(), file, torch.device("cpu"))
     plain = model.probabilities(images)
-    heap = Heap(np.bincount(plain.argmax(1), minlength=3), plain.sum(0), images)
-    found = [row["em"] for row in estimates(model, heap, None, 1)["rows"]]
+    seen = Predicted(np.bincount(plain.argmax(1), minlength=3), plain.sum(0), images)
+    found = [row["em"] for row in estimates(model, seen, None, 1)["rows"]]
     np.testing.assert_allclose(found, shares, atol=1e-3)
 
 
 def test_only_classes_that_matter_and_are_far_outside_are_warned_of() -> None:
     names = ["cats", "dogs", "owls", "rare"]
     estimate = np.array([0.5, 0.3, 0.19, 0.01])
-    low, high = estimate - 0.02, estimate + 0.02
+    rows = [
+        {"class": name, "estimate": share, "low": share - 0.02, "high": share + 0.02}
+        for name, share in zip(names, estimate, strict=True)
+    ]
 
     def said_of(*shift: float) -> list[str]:
-        return _disagreement("EM", estimate + np.array(shift), estimate, low, high, names)
+        return _disagreement("EM", estimate + np.array(shift), rows)
 
     assert said_of(0.025, 0, 0, 0.05) == []
     (said,) = said_of(0.1, -0.1, 0, 0)

@@ -1,17 +1,17 @@
-"""Do the intervals of `simpro-fast heap` cover the truth? Five distributions, three seeds.
+"""Do the intervals of `simpro-fast shares` cover the truth? Five distributions, three seeds.
 
-    python bench/heap_coverage.py                      # trains what is missing, then estimates
-    python bench/heap_coverage.py --only reversed --seeds 1
-    python bench/heap_coverage.py --no-train           # of the runs that are finished
+    python bench/shares_coverage.py                      # trains what is missing, then estimates
+    python bench/shares_coverage.py --only reversed --seeds 1
+    python bench/shares_coverage.py --no-train           # of the runs that are finished
 
 Every run is configs/fashion_mnist_lt/<distribution> as it stands (600 steps of a small network on
-the CPU, four to five minutes of one core). Of each, two heaps are estimated:
+the CPU, four to five minutes of one core). Of each, two sets of images are estimated:
 
     trained  the unlabeled set that the run was trained on
     fresh    other images of the same class distribution, neither trained on nor calibrated with
 
 Both are calibrated with 100 images of each class of the test part, drawn by the seed; the rest of
-the test part is not used. Results are in bench/results/heap_coverage.csv (a line per run and heap)
+the test part is not used. Results are in bench/results/shares_coverage.csv (a line per run and set)
 and .md (table). Finished runs and lines are not made again.
 """
 
@@ -31,18 +31,18 @@ from finished_runs import PER_CLASS, calibrate, open_run, stamped, stamps
 
 from simpro_fast.answers.estimation.bayesian import bayesian_shares
 from simpro_fast.answers.estimation.calibration import fit_temperature
+from simpro_fast.answers.estimation.point_shares import black_box_shares, em_shares
 from simpro_fast.answers.estimation.posterior import posterior
-from simpro_fast.answers.estimation.shares import black_box_shares, em_shares
 from simpro_fast.answers.evaluation import kl_divergence
 from simpro_fast.utils.atomic_write import read_json, write_atomically
 
-RESULTS = ROOT / "bench" / "results" / "heap_coverage"
-HEAPS = ("trained", "fresh")
+RESULTS = ROOT / "bench" / "results" / "shares_coverage"
+KINDS = ("trained", "fresh")
 ESTIMATORS = ("bayesian", "black_box", "em", "em_temperature", "mean_posterior", "pi_u", "uniform")
 
 
 def run_folder(distribution: str, seed: int) -> Path:
-    return ROOT / "runs" / "heap_coverage" / distribution / f"seed{seed}"
+    return ROOT / "runs" / "shares_coverage" / distribution / f"seed{seed}"
 
 
 def train(distribution: str, seed: int, threads: int) -> None:
@@ -52,7 +52,7 @@ def train(distribution: str, seed: int, threads: int) -> None:
     command = [
         *(sys.executable, "launch/train.py"),
         *("--config", f"configs/fashion_mnist_lt/{distribution}.yaml"),
-        *(f"name=heap_coverage/{distribution}", f"seed={seed}"),
+        *(f"name=shares_coverage/{distribution}", f"seed={seed}"),
         *("log.progress=off", "log.figures=false"),
         *(f"train.threads={threads}", f"train.data_threads={threads}"),
     ]
@@ -71,7 +71,7 @@ def fresh_rows(labels: np.ndarray, used: np.ndarray, counts: np.ndarray, rng: An
 
 
 def measure(distribution: str, seed: int) -> list[dict[str, Any]]:
-    """A line for each of the two heaps of a run."""
+    """A line for each of the two sets of images of a run."""
     folder = run_folder(distribution, seed)
     run, summary = open_run(folder), read_json(folder / "summary.json")
     dataset, split, file = run.dataset, run.split, run.model.file
@@ -83,9 +83,9 @@ def measure(distribution: str, seed: int) -> list[dict[str, Any]]:
 
     used = np.concatenate([split.labeled, split.unlabeled])
     counts = np.array(split.unlabeled_counts)
-    heaps = {"trained": split.unlabeled, "fresh": fresh_rows(dataset.labels, used, counts, rng)}
+    sets = {"trained": split.unlabeled, "fresh": fresh_rows(dataset.labels, used, counts, rng)}
     lines = []
-    for kind, rows in heaps.items():
+    for kind, rows in sets.items():
         logits = run.logits(dataset.images, rows)
         truth = np.bincount(dataset.labels[rows], minlength=dataset.num_classes)
         predicted = np.bincount(logits.argmax(axis=1), minlength=dataset.num_classes)
@@ -107,7 +107,7 @@ def measure(distribution: str, seed: int) -> list[dict[str, Any]]:
             {
                 "distribution": distribution,
                 "seed": seed,
-                "heap": kind,
+                "images_of": kind,
                 "images": len(rows),
                 "calibrated_with": len(calibration.targets),
                 "top1": round(summary["top1"], 2),
@@ -128,7 +128,7 @@ def measure(distribution: str, seed: int) -> list[dict[str, Any]]:
 
 
 def write_lines(lines: list[dict[str, Any]]) -> None:
-    lines.sort(key=lambda r: (HEAPS.index(r["heap"]), _place(r), int(r["seed"])))
+    lines.sort(key=lambda r: (KINDS.index(r["images_of"]), _place(r), int(r["seed"])))
     write_csv(RESULTS.name, list(lines[0]), lines)
     write_atomically(RESULTS.with_suffix(".md"), table(lines))
 
@@ -139,12 +139,14 @@ def _place(line: dict[str, Any]) -> int:
 
 def table(lines: list[dict[str, Any]]) -> str:
     """Markdown: coverage, widths and the distance of every estimator, means over the seeds."""
-    heads = ("heap", "distribution", "seeds", "covered", "mean width", *ESTIMATORS)
+    heads = ("images_of", "distribution", "seeds", "covered", "mean width", *ESTIMATORS)
     out = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for kind in HEAPS:
+    for kind in KINDS:
         for distribution in (*DISTRIBUTIONS, "all"):
             part = [
-                r for r in lines if r["heap"] == kind and distribution in (r["distribution"], "all")
+                r
+                for r in lines
+                if r["images_of"] == kind and distribution in (r["distribution"], "all")
             ]
             if part:
                 out.append(_row(kind, distribution, part))
@@ -160,7 +162,7 @@ def table(lines: list[dict[str, Any]]) -> str:
             "",
             *stamped(lines),
             "",
-            "Again: `python bench/heap_coverage.py` (trains what is missing).",
+            "Again: `python bench/shares_coverage.py` (trains what is missing).",
             "",
         ]
     )
@@ -198,7 +200,7 @@ def main() -> int:
             continue
         found = measure(distribution, seed)
         for line in found:
-            print({key: line[key] for key in ("distribution", "seed", "heap", "covered")})
+            print({key: line[key] for key in ("distribution", "seed", "images_of", "covered")})
         write_lines([*lines, *found])
     print(RESULTS.with_suffix(".md").read_text(encoding="utf-8"))
     return 0

@@ -1,4 +1,4 @@
-"""`simpro-fast heap`: what a heap of images holds."""
+"""`simpro-fast shares`: class shares of unlabeled images."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from simpro_fast.answers.heap import estimates, look_at, sample
+from simpro_fast.answers.class_shares import estimates, look_at, sample
 from simpro_fast.answers.labeled import labeled_logits
 from simpro_fast.answers.model import load_model
-from simpro_fast.answers.report.verb_figures import heap_figure
+from simpro_fast.answers.report.verb_figures import shares_figure
 from simpro_fast.answers.sources import Sources
 from simpro_fast.cli.answers import Files, common_flags, conclude, output_files
 from simpro_fast.cli.ending import verb
@@ -29,7 +29,7 @@ from simpro_fast.utils.provenance import library_versions
 from simpro_fast.utils.terminal import plain_table, rendered
 
 DESCRIPTION = """\
-Estimate the share of every class in a heap of images nobody has looked at, with 95 % intervals.
+Estimate the class shares of unlabeled images, with 95 % intervals.
 
 FOLDER is a folder, an image, a pattern, a tar shard, a manifest, or - for a list of paths on
 standard input. --calibrate VAL is a folder with one subfolder per class (or a manifest with labels)
@@ -37,28 +37,28 @@ of images that were not trained on: they tell what each class is taken for. With
 that the model brings from its own test set are used, and without those there is no interval.
 
 examples:
-  simpro-fast heap runs/mine/seed1 heap --calibrate photos/val
-  simpro-fast heap runs/mine/seed1 'shards/{000..127}.tar' --sample 100000 --json"""
+  simpro-fast shares runs/mine/seed1 photos/unlabeled --calibrate photos/val
+  simpro-fast shares runs/mine/seed1 'shards/{000..127}.tar' --sample 100000 --json"""
 EPILOG = """\
-Writes heap.json and heap.png into --output, over older ones with --overwrite only. The estimate
+Writes shares.json and shares.png into --output, over older ones with --overwrite only. The estimate
 takes the network's mistakes into account, not its probabilities; EM and the mean posterior, which
 trust those, and pi_u of the training stand beside it. All of it assumes that images of a class look
-alike in VAL and in the heap.
+alike in VAL and in FOLDER.
 
 Exit code: 0 all images are counted, 1 some could not be read (0 with --on-bad-image skip) or the
 run failed, 2 wrong usage, a folder of VAL that is no class of the model or an output that cannot be
 written, 130 interrupted."""
 USED_IN_TRAINING = (
-    "of a heap that was trained on, the network has fitted its own guesses; it is then right or "
+    "on images that it was trained on, the network has fitted its own guesses; it is then right or "
     "wrong otherwise than on VAL, and intervals may miss"
 )
 _CLASSES_SHOWN = 50
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = CommandParser("simpro-fast heap", DESCRIPTION, EPILOG)
+    parser = CommandParser("simpro-fast shares", DESCRIPTION, EPILOG)
     parser.add_argument("model", type=Path, metavar="MODEL", help="run directory or its weights")
-    parser.add_argument("folders", metavar="FOLDER", nargs="+", help="the heap, see above")
+    parser.add_argument("folders", metavar="FOLDER", nargs="+", help="the images, see above")
     parser.add_argument("--calibrate", type=Path, metavar="VAL", help="images with known classes")
     parser.add_argument(
         "--sample", type=positive, metavar="N", help="look at N images, drawn evenly (all)"
@@ -72,7 +72,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Estimate; returns 0 done, 1 some images could not be read, and as `ending.verb`."""
     options = parse_arguments(arguments)
-    with output_files(options, "heap.json", "heap.png") as files:
+    with output_files(options, "shares.json", "shares.png") as files:
         return _run(options, files)
 
 
@@ -89,25 +89,25 @@ def _run(options: argparse.Namespace, files: Files) -> int:
         progress = ProgressLine("calibrated with", "images", shown=not options.quiet)
         found = labeled_logits(model, options.calibrate, **shape, progress=progress)
         progress.close()
-        confusion, calibration["from"] = found.confusion(), str(options.calibrate)
+        confusion, calibration["from"] = found.confusion, str(options.calibrate)
         notes += found.notes
     calibration["images"] = 0 if confusion is None else int(confusion.sum())
     items = iter(sources)
     if options.sample:
         items = iter(sample(items, options.sample, options.seed))
     progress = ProgressLine("classified", "images", shown=not options.quiet)
-    heap = look_at(model, items, seed=options.seed, **shape, progress=progress)
+    images = look_at(model, items, seed=options.seed, **shape, progress=progress)
     progress.close()
-    bad, first_bad = heap.bad, heap.first_bad
+    unreadable = images.unreadable
     if options.calibrate is not None:
-        bad, first_bad = bad + found.bad, first_bad or found.first_bad
-    answer = estimates(model, heap, confusion, options.seed)
+        unreadable = unreadable + found.unreadable
+    answer = estimates(model, images, confusion, options.seed)
     document = {
         "model": str(options.model),
         "sources": list(options.folders),
-        "images": heap.images,
+        "images": images.images,
         "sample": options.sample,
-        "bad_images": dict(bad),
+        "bad_images": dict(unreadable.counts),
         "calibration": None if confusion is None else calibration,
         "seed": options.seed,
         **answer,
@@ -116,19 +116,20 @@ def _run(options: argparse.Namespace, files: Files) -> int:
     }
     folder: Path = options.output
     check_same(files)
-    write_json(folder / "heap.json", document)
+    write_json(folder / "shares.json", document)
     notes += [f"ignored: {line}" for line in sources.ignored.lines()]
-    notes.append(f"written: {folder / 'heap.json'}")
+    notes.append(f"written: {folder / 'shares.json'}")
     if not options.no_figures:
-        heap_figure(document, folder / "heap.png")
-        notes.append(f"written: {folder / 'heap.png'}")
+        shares_figure(document, folder / "shares.png")
+        notes.append(f"written: {folder / 'shares.png'}")
     if options.json:
         print(json.dumps(document, indent=1, allow_nan=False))
     elif not options.quiet:
         for line in _lines(document):
             print(line)  # names in it are made fit to be shown
     notes = [*(f"warning: {text}" for text in document["warnings"]), *notes]
-    return conclude(options, notes, bad, first_bad)
+    classified = images.images + (0 if options.calibrate is None else len(found.targets))
+    return conclude(options, notes, unreadable, classified + unreadable.count)
 
 
 def _known(confusion: tuple[tuple[int, ...], ...] | None) -> np.ndarray | None:
@@ -154,7 +155,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
         table.add_row(printable(row["class"]), f"{100 * row['estimate']:.1f}", bounds, *others)
     lines = rendered(table, sys.stdout).splitlines()
     if len(rows) > _CLASSES_SHOWN:
-        lines.append(f"(the {_CLASSES_SHOWN} largest of {len(rows)}; heap.json has all)")
+        lines.append(f"(the {_CLASSES_SHOWN} largest of {len(rows)}; shares.json has all)")
     known = document["calibration"]
     if known:
         where = "the model's own test" if known["from"] == "model" else printable(known["from"])

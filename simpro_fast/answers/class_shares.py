@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from simpro_fast.answers.estimation.bayesian import bayesian_shares
-from simpro_fast.answers.estimation.shares import black_box_shares, em_shares
+from simpro_fast.answers.estimation.point_shares import black_box_shares, em_shares
 from simpro_fast.answers.model import TrainedModel
-from simpro_fast.answers.predict import classify, item_pixels
+from simpro_fast.answers.predict import Unreadable, classify, item_pixels
 from simpro_fast.answers.sources import Item
-from simpro_fast.data.files.decode import OK
 from simpro_fast.utils.errors import UserError
 
 EM_NUMBERS = 1 << 24
@@ -49,7 +47,7 @@ def sample(items: Iterable[Item], size: int, seed: int) -> list[Item]:
 
 
 @dataclass
-class Heap:
+class Predicted:
     """Predictions of a set of unlabeled images."""
 
     predicted: np.ndarray
@@ -58,8 +56,7 @@ class Heap:
     """float64 [K], the sum of softmax(f)."""
     logits: np.ndarray
     """float32 [n, K] of images drawn evenly, for EM."""
-    bad: Counter[str] = field(default_factory=Counter)
-    first_bad: str = ""
+    unreadable: Unreadable = field(default_factory=Unreadable)
 
     @property
     def images(self) -> int:
@@ -74,7 +71,7 @@ def look_at(
     batch_size: int,
     threads: int,
     progress: Callable[[int], None],
-) -> Heap:
+) -> Predicted:
     """Classify a stream; in memory are sums and the logits for EM (64 MiB at most).
 
     Raises:
@@ -82,90 +79,105 @@ def look_at(
     """
     classes = len(model.class_names)
     size = max(1, EM_NUMBERS // classes)
-    heap = Heap(np.zeros(classes, np.int64), np.zeros(classes), np.empty((0, classes), np.float32))
-    reservoir, done = Reservoir(size, seed), 0
+    found = Predicted(np.zeros(classes, np.int64), np.zeros(classes), np.empty((0, 0)))
+    reservoir, done, kept = Reservoir(size, seed), 0, np.empty((0, classes), np.float32)
     pixels_of = partial(item_pixels, size=model.file.image_size)
     for chunk in classify(model, items, pixels_of, batch_size=batch_size, threads=threads):
         logits = chunk.logits[chunk.readable]
-        heap.predicted += np.bincount(logits.argmax(axis=1), minlength=classes)
-        heap.probability += model.probabilities(logits).sum(axis=0)
-        if len(heap.logits) < (needed := min(size, reservoir.seen + len(logits))):
-            room = np.empty((min(size, 2 * needed), classes), np.float32)
-            room[: len(heap.logits)] = heap.logits
-            heap.logits = room
+        found.predicted += np.bincount(logits.argmax(axis=1), minlength=classes)
+        found.probability += model.probabilities(logits).sum(axis=0)
+        if len(kept) < (needed := min(size, reservoir.seen + len(logits))):
+            grown = np.empty((min(size, 2 * needed), classes), np.float32)
+            grown[: len(kept)] = kept
+            kept = grown
         for row, place in zip(logits, reservoir.places(len(logits)), strict=True):
             if place >= 0:
-                heap.logits[place] = row
-        for item, said in zip(chunk.items, chunk.status, strict=True):
-            if said != OK:
-                heap.bad[said.partition(":")[0]] += 1
-                heap.first_bad = heap.first_bad or f"{item.path}: {said}"
+                kept[place] = row
+        found.unreadable.add((item.path, status) for item, status in chunk.bad)
         done += len(chunk.items)
         progress(done)
-    heap.logits = heap.logits[: min(size, reservoir.seen)]
-    if not heap.images:
-        said = f"no image could be read (first: {heap.first_bad})"
-        raise UserError(f"{said if heap.bad else 'the folders hold no image'}; check the paths")
-    return heap
+    found.logits = kept[: min(size, reservoir.seen)]
+    if not found.images:
+        first = found.unreadable.first
+        said = f"no image could be read (first: {first})" if first else "the folders hold no image"
+        raise UserError(f"{said}; check the paths")
+    return found
+
+
+def estimate_shares(
+    class_names: Sequence[str], confusion: np.ndarray, predicted: np.ndarray, seed: int
+) -> dict[str, Any]:
+    """Class shares with 95 % intervals as files have them; arguments as of `bayesian_shares`.
+
+    Returns:
+        `method`, `images`, `converged` and `rows` ({class, estimate, low, high}: shares of 1).
+    """
+    found = bayesian_shares(confusion, predicted, seed=seed)
+    columns = zip(class_names, found.estimate, found.low, found.high, strict=True)
+    return {
+        "method": "bayesian",
+        "images": int(predicted.sum()),
+        "converged": found.converged,
+        "rows": [
+            {"class": name, "estimate": float(share), "low": float(low), "high": float(high)}
+            for name, share, low, high in columns
+        ],
+    }
 
 
 def estimates(
-    model: TrainedModel, heap: Heap, confusion: np.ndarray | None, seed: int
+    model: TrainedModel, images: Predicted, confusion: np.ndarray | None, seed: int
 ) -> dict[str, Any]:
-    """The rows of heap.json and what is to be said about them.
+    """The content of shares.json that is estimated.
 
     Args:
         confusion: validation counts [K, K]; None: a point estimate without an interval.
 
     Returns:
-        `method`, `rows` ({class, estimate, low, high, method, predicted, black_box, em,
-        mean_posterior, pi_u}: shares of 1, null where there is none), `converged`, `em_images`,
-        `warnings`.
+        `images`, `method`, `level`, `converged`, `em_images`, `rows` ({class, estimate, low, high,
+        method, predicted, black_box, em, mean_posterior, pi_u}: shares of 1, null where there is
+        none), `warnings`.
     """
-    file, warnings = model.file, []
-    mean_posterior = heap.probability / heap.images
-    em = em_shares(model.probabilities(heap.logits, file.phi), np.array(file.phi))
+    file, names = model.file, model.class_names
+    em = em_shares(model.probabilities(images.logits, file.phi), np.array(file.phi))
     pi_u = np.array(file.pi_u) / sum(file.pi_u)
-    if not em.converged:
-        warnings.append("EM did not converge; its shares are where it stopped")
-    low = high = black_box = None
-    converged = True
+    mean_posterior = images.probability / images.images
+    beside: dict[str, np.ndarray | list[None]] = {
+        "predicted": images.predicted / images.images,
+        "black_box": [None] * len(names),
+        "em": em.shares,
+        "mean_posterior": mean_posterior,
+        "pi_u": pi_u,
+    }
+    warnings = [] if em.converged else ["EM did not converge; its shares are where it stopped"]
     if confusion is None:
-        method, estimate = "mean_posterior", mean_posterior
+        found: dict[str, Any] = {
+            "method": "mean_posterior",
+            "images": images.images,
+            "converged": True,
+            "rows": [
+                {"class": name, "estimate": float(share), "low": None, "high": None}
+                for name, share in zip(names, mean_posterior, strict=True)
+            ],
+        }
         warnings.append(
             "without validation images there is no interval, and nothing says how far the estimate "
             "is off; give --calibrate VAL, some images of every class with known classes"
         )
     else:
-        found = bayesian_shares(confusion, heap.predicted, seed=seed)
-        method, estimate, low, high = "bayesian", found.estimate, found.low, found.high
-        black_box, converged = black_box_shares(confusion, heap.predicted), found.converged
-        warnings += _doubts(model.class_names, confusion, found.converged)
+        found = estimate_shares(names, confusion, images.predicted, seed)
+        beside["black_box"] = black_box_shares(confusion, images.predicted)
+        warnings += _doubts(names, confusion, found["converged"])
         for name, other in (("EM", em.shares), ("pi_u of the training", pi_u)):
-            warnings += _disagreement(name, other, estimate, low, high, model.class_names)
-    columns = {
-        "estimate": estimate,
-        "low": low,
-        "high": high,
-        "predicted": heap.predicted / heap.images,
-        "black_box": black_box,
-        "em": em.shares,
-        "mean_posterior": mean_posterior,
-        "pi_u": pi_u,
-    }
+            warnings += _disagreement(name, other, found["rows"])
+    for k, row in enumerate(found["rows"]):
+        row["method"] = found["method"]
+        for key, values in beside.items():
+            row[key] = None if (value := values[k]) is None else float(value)
     return {
-        "method": method,
-        "level": None if low is None else 0.95,
-        "converged": converged,
-        "em_images": len(heap.logits),
-        "rows": [
-            {
-                "class": name,
-                **{key: None if v is None else float(v[k]) for key, v in columns.items()},
-                "method": method,
-            }
-            for k, name in enumerate(model.class_names)
-        ],
+        **found,
+        "level": None if confusion is None else 0.95,
+        "em_images": len(images.logits),
         "warnings": warnings,
     }
 
@@ -186,16 +198,11 @@ def _doubts(names: Sequence[str], confusion: np.ndarray, converged: bool) -> lis
     return found
 
 
-def _disagreement(
-    name: str,
-    other: np.ndarray,
-    estimate: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    names: Sequence[str],
-) -> list[str]:
+def _disagreement(name: str, other: np.ndarray, rows: Sequence[dict[str, Any]]) -> list[str]:
     """Classes with at least half an even share by either estimate, of which the other one lies
     outside the interval by more than a point."""
+    names = [row["class"] for row in rows]
+    estimate, low, high = np.array([[r["estimate"], r["low"], r["high"]] for r in rows]).T
     matters = np.maximum(other, estimate) >= 0.5 / len(names)
     outside = np.maximum(low - other, other - high) > FAR
     classes = np.flatnonzero(matters & outside).tolist()

@@ -1,4 +1,4 @@
-"""`evaluate` and `heap` on a tiny network, from folders, manifests and the run's own test set."""
+"""`evaluate` and `shares` on a tiny network, from folders, manifests and the run's own test set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from PIL import Image
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 
 from simpro_fast import load_model
-from simpro_fast.cli import evaluate, heap
+from simpro_fast.answers.estimation import bayesian
+from simpro_fast.cli import evaluate, shares
 from simpro_fast.cli.entry import main
 from simpro_fast.config.schema import Config
 from simpro_fast.data.datasets.registry import load_dataset
@@ -26,6 +27,13 @@ Outcome = tuple[int, dict[str, Any], str]
 Command = Callable[..., Outcome]
 
 
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chains of an untrained network would need seconds to agree."""
+    monkeypatch.setattr(bayesian, "_FIRST_DRAWS", 100)
+    monkeypatch.setattr(bayesian, "_MOST_DRAWS", 100)
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return train(tmp_path_factory.mktemp("trained"))
@@ -33,7 +41,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 @pytest.fixture(scope="module")
 def folders(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`val/<class>/` and `heap/` with the test and the unlabeled images of the run."""
+    """`val/<class>/` and `unlabeled/` with the test and the unlabeled images of the run."""
     root, dataset, split = (
         tmp_path_factory.mktemp("folders"),
         load_dataset(config.data),
@@ -43,13 +51,13 @@ def folders(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for row in split.test:
         save(root / "val" / dataset.class_names[labels[row]] / f"{row}.png", images[row])
     for row in split.unlabeled:
-        save(root / "heap" / f"{row}.png", dataset.unlabeled_pool[row])
+        save(root / "unlabeled" / f"{row}.png", dataset.unlabeled_pool[row])
     return root
 
 
 @pytest.fixture(scope="module")
 def bare(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model without counts of a test set, so that heap need not draw."""
+    """The model without counts of a test set, so that shares need not draw."""
     folder = tmp_path_factory.mktemp("bare")
     (folder / "model.safetensors").symlink_to(config.run_dir / "model.safetensors")
     described = json.loads((config.run_dir / "model.json").read_text())
@@ -114,7 +122,7 @@ def test_evaluate_manifests_and_classes_without_images(
     config: Config, folders: Path, command: Command, tmp_path: Path
 ) -> None:
     rows = [f"{folders / 'val' / k / name},{k},test" for k, name in listed(folders, "0123")]
-    rows.append(f"{folders / 'heap' / 'nowhere.png'},4,unlabeled")
+    rows.append(f"{folders / 'unlabeled' / 'nowhere.png'},4,unlabeled")
     manifest = tmp_path / "some.csv"
     manifest.write_text("path,label,split\n" + "\n".join(rows) + "\n")
     prior = tmp_path / "prior.json"
@@ -148,69 +156,62 @@ def test_evaluate_names_what_is_wrong(
     code, _, err = command("evaluate", config.run_dir, renamed)
     assert code == 2 and "'seven'" in err and "nearest" in err
     assert command("evaluate", config.run_dir, renamed, "--run-test")[0] == 2
-    code, _, err = command("evaluate", config.run_dir, folders / "heap")
+    code, _, err = command("evaluate", config.run_dir, folders / "unlabeled")
     assert code == 1 and "one subfolder per class" in err
     code, _, err = command("evaluate", config.run_dir / "model.safetensors", tmp_path / "nowhere")
     assert code == 1 and "nowhere" in err
 
 
-def test_heap_with_the_counts_of_the_model(
+def test_shares_with_the_counts_of_the_model(
     config: Config, folders: Path, command: Command, tmp_path: Path
 ) -> None:
-    code, said, err = command("heap", config.run_dir, folders / "heap")
+    code, said, err = command("shares", config.run_dir, folders / "unlabeled")
     assert code == 0 and said["method"] == "bayesian" and "trained on" in err
-    assert said["images"] == len(list((folders / "heap").iterdir()))
+    assert said["images"] == len(list((folders / "unlabeled").iterdir()))
     rows = said["rows"]
     assert [row["class"] for row in rows] == list(load_model(config.run_dir).class_names)
     for key in ("estimate", "predicted", "black_box", "em", "mean_posterior", "pi_u"):
         assert sum(row[key] for row in rows) == pytest.approx(1), key
     assert all(row["low"] <= row["estimate"] <= row["high"] for row in rows)
     assert said["calibration"] == {"from": "model", "images": 100}
-    assert json.loads((tmp_path / "out/heap.json").read_text()) == said
-    assert Image.open(tmp_path / "out/heap.png").size[0] > 300
-    again = command("heap", config.run_dir, folders / "heap", "--no-figures")[1]
-    assert again == said, "a function of images, counts and seed"
-
-
-def test_heap_calibrated_with_a_folder_is_that_of_the_same_counts(
-    config: Config, folders: Path, command: Command
-) -> None:
-    images = folders / "heap"
-    own = command("heap", config.run_dir, images)[1]
-    given = command("heap", config.run_dir, images, "--calibrate", folders / "val")[1]
-    assert given["rows"] == own["rows"]
+    assert json.loads((tmp_path / "out/shares.json").read_text()) == said
+    assert Image.open(tmp_path / "out/shares.png").size[0] > 300
+    calibrated = ("--calibrate", folders / "val", "--no-figures")
+    given = command("shares", config.run_dir, folders / "unlabeled", *calibrated)[1]
+    assert given["rows"] == rows, "a function of images, counts and seed"
     assert given["calibration"] == {"from": str(folders / "val"), "images": 100}
 
 
-def test_heap_without_validation_images_says_so(
+def test_shares_without_validation_images_says_so(
     bare: Path, folders: Path, command: Command
 ) -> None:
-    code, said, err = command("heap", bare, folders / "heap")
+    code, said, err = command("shares", bare, folders / "unlabeled")
     assert code == 0 and "there is no interval" in err and said["calibration"] is None
     assert all(row["low"] is row["high"] is None for row in said["rows"])
     assert {row["method"] for row in said["rows"]} == {"mean_posterior"}
 
 
-def test_heap_of_a_sample_and_with_bad_files(
+def test_shares_of_a_sample_and_with_bad_files(
     config: Config, folders: Path, command: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "bad.png").write_bytes(b"no picture")
-    code, said, err = command("heap", config.run_dir, folders / "heap", tmp_path / "bad.png")
+    code, said, err = command("shares", config.run_dir, folders / "unlabeled", tmp_path / "bad.png")
     assert code == 1 and "bad.png" in err and sum(said["bad_images"].values()) == 1
-    some = command("heap", config.run_dir, folders / "heap", "--sample", 15)[1]
+    some = command("shares", config.run_dir, folders / "unlabeled", "--sample", 15)[1]
     assert some["images"] == 15 and some["sample"] == 15
-    other = command("heap", config.run_dir, folders / "heap", "--sample", 15, "--seed", 2)[1]
+    other = command("shares", config.run_dir, folders / "unlabeled", "--sample", 15, "--seed", 2)[1]
     assert [r["predicted"] for r in other["rows"]] != [r["predicted"] for r in some["rows"]]
-    code, _, err = command("heap", config.run_dir, tmp_path / "bad.png")
+    code, _, err = command("shares", config.run_dir, tmp_path / "bad.png")
     assert code == 1 and "no image could be read" in err
 
 
 def test_wrong_usage_is_told_before_the_work(
     config: Config, folders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture = next((folders / "heap").glob("*.png"))
+    picture = next((folders / "unlabeled").glob("*.png"))
     cases: list[tuple[list[object], str]] = [
         (["evaluate", config.run_dir, picture, "--output", tmp_path], "is an image; give a folder"),
+        (["heap", config.run_dir, folders], "did you mean shares?"),
     ]
     if not torch.cuda.is_available():
         cases.append((["evaluate", config.run_dir, "--device", "cuda"], "no CUDA device"))
@@ -227,18 +228,18 @@ def test_tables_for_people(
     assert main(["evaluate", str(config.run_dir), "--prior", "labeled", *flags]) == 0
     said = capsys.readouterr().out
     assert "mean over classes" in said and "prior labeled" in said and "[" in said
-    assert main(["heap", str(config.run_dir), str(folders / "heap"), *flags]) == 0
+    assert main(["shares", str(config.run_dir), str(folders / "unlabeled"), *flags]) == 0
     said = capsys.readouterr().out
     assert "95 % interval" in said and " to " in said and "calibrated with 100 images" in said
-    quiet = ["heap", str(config.run_dir), str(folders / "heap"), *flags, "--quiet", "--overwrite"]
-    assert main(quiet) == 0
+    quiet = [*flags, "--quiet", "--overwrite"]
+    assert main(["shares", str(config.run_dir), str(folders / "unlabeled"), *quiet]) == 0
     assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        (["heap", "heap"], ["heap.json", "heap.png"]),
+        (["shares", "unlabeled"], ["shares.json", "shares.png"]),
         (["evaluate", "val"], ["confusion.png", "evaluation.json", "reliability.png"]),
     ],
 )
@@ -260,7 +261,7 @@ def test_nothing_is_replaced_unasked(
         assert f"{name}: exists already" in capsys.readouterr().err
         assert [file.read_text() for file in tmp_path.iterdir()] == ["mine"]
         (tmp_path / name).unlink()
-    module = evaluate if verb == "evaluate" else heap
+    module = evaluate if verb == "evaluate" else shares
     real = module.load_model
 
     def meanwhile(*given: Any, **how: Any) -> Any:
