@@ -12,6 +12,7 @@ REQUIRED = [
     "pydantic>=2.6",  # the strict, typed configuration schema (DeepSpeed brings it as well)
     "pyyaml>=6.0",  # configuration files, safe loader only
     "rich>=13",  # tables of the doctor and of a run's report, fitted to the terminal
+    "tqdm>=4.60",  # progress bars, also in notebooks (DeepSpeed brings it as well)
     "pillow>=10",  # checks, packs and evaluates image files; resizes STL-10
     "safetensors>=0.4",  # exported models that cannot run code
     "scipy>=1.11",  # reads MATLAB files (SVHN); scikit-learn brings it as well
@@ -79,7 +80,11 @@ setup(
     package_dir={"simpro_kernels": "kernels", "simpro_fast.configs": "configs"},
     package_data={
         "simpro_fast.configs": ["*.yaml", "*/*.yaml", "*.csv"],
-        "simpro_fast": ["py.typed", "data/datasets/imagenet_lists/*.json", "answers/report/templates/*"],
+        "simpro_fast": [
+            "py.typed",
+            "data/datasets/imagenet_lists/*.json",
+            "answers/report/templates/*",
+        ],
         "simpro_kernels": ["py.typed", "*/README.md", "tuned/*.json"],
     },
     install_requires=REQUIRED,

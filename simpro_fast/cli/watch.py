@@ -23,9 +23,9 @@ from simpro_fast.answers.report.terminal import bar, glyphs
 from simpro_fast.cli.ending import DONE, INTERRUPTED, about, verb
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.run.live import FINISHED, RUNNING, STARTING, LiveRun, read_live
-from simpro_fast.training.progress import clock
 from simpro_fast.utils.errors import ConfigError
 from simpro_fast.utils.printable import printable
+from simpro_fast.utils.progress import clock
 from simpro_fast.utils.terminal import plain_table, rendered
 
 EXAMPLE = "runs/digits_lt/reversed/seed1"

@@ -11,7 +11,7 @@ from simpro_fast.config import Config
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.models import PretrainedReport
-from simpro_fast.training.progress import clock
+from simpro_fast.utils.progress import clock
 
 logger = logging.getLogger(__name__)
 

@@ -36,7 +36,6 @@ from simpro_fast.training.metrics import (
     peak_memory_mib,
     step_profiler,
 )
-from simpro_fast.training.notebook_table import build_progress
 from simpro_fast.training.phases import begin_phase, rate_course
 from simpro_fast.training.pictures import views_figure
 from simpro_fast.training.results import (
@@ -62,6 +61,7 @@ from simpro_fast.training.step import Step, with_uniforms
 from simpro_fast.training.step_graph import build_step_graph
 from simpro_fast.training.step_guard import NonFiniteLossError, StepGuard
 from simpro_fast.utils.local_files import repeated
+from simpro_fast.utils.progress import RunProgress
 from simpro_fast.utils.provenance import git_commit
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ class Trainer:
                 step=self.step,
                 unfinished=self.row is not None,
             )
-        self.progress = build_progress(
+        self.progress = RunProgress(
             config.log.progress, config.train.steps, self.setup.views_per_step, main=ranks.is_main
         )
 

@@ -16,8 +16,8 @@ from simpro_fast.cli.checks.table import Line
 from simpro_fast.config import Config
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.training.dry_run import seconds_per_step
-from simpro_fast.training.progress import clock
 from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.progress import clock
 
 SECONDS = 1.0
 """How long each speed is measured."""
