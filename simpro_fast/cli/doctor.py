@@ -26,8 +26,8 @@ from simpro_fast.distributed.process_group import stop_ranks
 from simpro_fast.utils.errors import UserError
 
 DESCRIPTION = """\
-Check a machine, or all ranks of an allocation, before training: devices, libraries, memory, disk,
-data, and the speed of a step.
+Check a machine, or all ranks of an allocation, before training: devices, libraries, links, memory,
+disk, data and kernels. How long a step takes, simpro-fast train ... --dry-run says.
 
 examples:
   simpro-fast doctor
@@ -43,8 +43,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--config",
-        help="experiment, whose own data, network and batches are checked and timed; without one a "
-        f"small trial is ({DEFAULT})",
+        help=f"experiment whose data, ranks and checkpoints are checked ({DEFAULT})",
     )
     parser.add_argument("--output", type=Path, help="run folder; default: output_dir of --config")
     parser.add_common("json")
@@ -63,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # Libraries talk on stdout, which --json keeps for its document.
         with redirect_stdout(sys.stderr) if options.json else nullcontext():
-            ranks, lines = examine(config, folder, given=options.config is not None)
+            ranks, lines = examine(config, folder)
     except UserError as error:  # the ranks did not find each other
         if rank_from_environment() == 0:
             raise

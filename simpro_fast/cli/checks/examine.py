@@ -11,73 +11,19 @@ import torch.distributed as dist
 from simpro_fast.cli.checks import machine
 from simpro_fast.cli.checks import ranks as among_ranks
 from simpro_fast.cli.checks.table import Line, merge
-from simpro_fast.config import Config, load_config, parse_config
-from simpro_fast.distributed.environment import world_size_from_environment
+from simpro_fast.config import Config
 from simpro_fast.distributed.process_group import Ranks, start_ranks
 from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.machine import host_name
 
 DEFAULT = "digits_lt/reversed"
-DIGITS_RANKS = 64
-"""It has 131 labeled images, and every rank needs one."""
 
 
-def trial_config(config: Config) -> Config:
-    """Steps on data that every installation has, as this launch would train.
-
-    Digits, or made-up images where there are more ranks than labeled digits.
-    """
-    world = world_size_from_environment()
-    changes = [
-        f"data.batch_size={max(1, 32 // world) * world}",
-        "data.mu=2",
-        "train.steps=3",
-        "train.period=3",
-        f"device={config.device}",
-        f"distributed.engine={config.distributed.engine}",
-        f"distributed.start_timeout={config.distributed.start_timeout}",
-        "distributed.collective_timeout=60",
-        "log.progress=off",
-    ]
-    if world > DIGITS_RANKS:
-        changes += ["data.name=synthetic", "data.test_per_class=null"]
-        changes += [f"data.labeled_max={world}", f"data.unlabeled_max={2 * world}"]
-    if config.train.threads is not None:
-        changes.append(f"train.threads={config.train.threads}")
-    if config.distributed.listen is not None:
-        changes.append(f"distributed.listen={config.distributed.listen}")
-    return load_config(DEFAULT, changes)
-
-
-def timed_config(config: Config) -> Config:
-    """The configuration as views and steps are timed: quiet, and with its own data.
-
-    Where these are too many to be read here, with made-up images of the same size and number.
-    """
-    from simpro_fast.cli.checks.data import found_only
-
-    config = config.model_copy(update={"log": config.log.model_copy(update={"progress": "off"})})
-    data = config.data
-    if found_only(data) is None:
-        return config
-    kept = ("batch_size", "mu", "labeled_views", "strong_views", "cutout", "flip", "shift")
-    tree = config.model_dump(mode="json")
-    tree["data"] = {
-        **{key: tree["data"][key] for key in (*kept, "prefetch", "resident")},
-        **{"name": "synthetic", "image_size": data.image_size or {"stl10": 96}.get(data.name)},
-        **{"gamma_labeled": 1, "labeled_max": data.batch_size},
-        "unlabeled_max": data.batch_size * data.mu,
-    }
-    return parse_config(tree)
-
-
-def examine(config: Config, folder: Path, *, given: bool) -> tuple[Ranks, list[Line]]:
+def examine(config: Config, folder: Path) -> tuple[Ranks, list[Line]]:
     """Run all checks.
 
     Args:
         folder: of the run.
-        given: the configuration was named, so its own data, network and batches are timed, unless
-            a check before found a problem with its ranks or data; else a small trial is.
 
     Returns:
         this rank among all, and the table's lines (merged over ranks, equal on all of them).
@@ -85,20 +31,13 @@ def examine(config: Config, folder: Path, *, given: bool) -> tuple[Ranks, list[L
     Raises:
         UserError: the ranks did not find each other.
     """
-    trial = trial_config(config)
-    ranks = start_ranks(trial)
-    # DALI and the trainer, after the device is known
-    from simpro_fast.cli.checks import data, speed
+    # A link that hangs is found soon, whatever training waits for.
+    limits = config.distributed.model_copy(update={"collective_timeout": 60.0})
+    ranks = start_ranks(config.model_copy(update={"distributed": limits}))
+    # DALI and the kernels, after the device is known
+    from simpro_fast.cli.checks import computing, data
 
     lines: list[Line] = []
-
-    def in_order() -> bool:
-        problems = {line.check for line in lines if line.verdict == "problem"}
-        return given and not problems & {"ranks", "data"}
-
-    def timed() -> Config:
-        return timed_config(config) if in_order() else trial
-
     checks: list[tuple[str, Callable[[], Line]]] = [
         ("machine", machine.check_machine),
         ("versions", machine.check_versions),
@@ -108,10 +47,8 @@ def examine(config: Config, folder: Path, *, given: bool) -> tuple[Ranks, list[L
         ("folder", lambda: among_ranks.check_folder(ranks, folder)),
         ("disk", lambda: machine.check_disk(config, folder)),
         ("data", lambda: data.check_data(config, ranks)),
-        ("decoding", lambda: speed.check_decoding(ranks)),
-        ("views", lambda: speed.check_views(timed(), ranks)),
-        ("training", lambda: speed.check_training(timed(), ranks, whole=in_order())),
-        ("kernels", lambda: speed.check_kernels(ranks)),
+        ("decoding", computing.check_decoding),
+        ("kernels", lambda: computing.check_kernels(ranks)),
     ]
     hosts = [text.decode() for text in ranks.gather_bytes(host_name().encode())]
     for name, check in checks:
