@@ -20,11 +20,11 @@ from simpro_fast.data.sampling.labeled_order import LabeledDraws
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.distributed.stop_requests import Preempted
+from simpro_fast.distributed.signals import Preempted
 from simpro_fast.distributed.watchdog import Watchdog
 from simpro_fast.run.checkpoint import save_on_main
 from simpro_fast.run.directory import RunDirectory
-from simpro_fast.run.loggers.base import Loggers
+from simpro_fast.run.loggers import Loggers
 from simpro_fast.training.banner import announce
 from simpro_fast.training.begin import begin_run
 from simpro_fast.training.engine.optim import learning_rate
@@ -105,7 +105,7 @@ class Trainer:
         if pretrained is not None:
             self.fingerprint["weights"] = pretrained.sha256
         self.step_graph = build_step_graph(config, ranks, self.algorithm.step)
-        self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
+        self.guard = StepGuard(ranks, lambda: self.watchdog.requests.reason is not None)
         self.meter = Meter(ranks.device, dataset.num_classes)
         self.step = 0
         """Steps trained."""

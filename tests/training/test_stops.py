@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simpro_fast.config import Config, parse_config
-from simpro_fast.distributed.stop_requests import Preempted
+from simpro_fast.distributed.signals import Preempted
 from simpro_fast.run.checkpoint import list_checkpoints
 from simpro_fast.training.trainer import Trainer
 from tests.distributed.outcomes import outcome
