@@ -47,6 +47,7 @@ TINY: dict[str, Any] = {
     "optim": {"lr": 0.05, "schedule": "cosine"},
     "train": {"steps": 12, "period": 5, "ema_decay": 0.9, "threads": 1},
     "checkpoint": {"every": 4},
+    "evaluate": {"heap_images": 0},  # its chains take longer than all the steps
     "distributed": {"engine": "plain"},
     "log": {"figures": False, "tensorboard": False, "progress": "off"},
 }

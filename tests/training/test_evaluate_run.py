@@ -36,7 +36,7 @@ def train(config: Config) -> dict[str, Any]:
 
 
 def test_summary_and_model_say_what_the_test_and_the_heap_gave(tiny: MakeConfig) -> None:
-    config = tiny({"evaluate.every": 100})
+    config = tiny({"evaluate.every": 100, "evaluate.heap_images": 20_000})
     train(config)
     summary = json.loads((config.run_dir / "summary.json").read_text())
     heap, matrix = summary["heap"], np.array(summary["confusion"])
@@ -55,7 +55,7 @@ def test_summary_and_model_say_what_the_test_and_the_heap_gave(tiny: MakeConfig)
 def test_the_estimate_can_be_limited_and_left_out(tiny: MakeConfig) -> None:
     found = train(tiny({"evaluate.heap_images": 30}))["heap"]
     assert found["images"] == 30
-    assert train(tiny({"evaluate.heap_images": 0, "name": "without"}))["heap"] is None
+    assert heap_of(0, 1, 0) is None
 
 
 class ByRed(nn.Module):
@@ -90,7 +90,7 @@ def test_without_a_test_set_there_is_no_estimate() -> None:
     dataset, ranks = make_dataset([6, 3]), Ranks(0, 0, 1, 1, torch.device("cpu"))
     rows = np.arange(9)
     split = with_counts(rows[:2], rows[2:], rows[:0], dataset, False)
-    setup = Setup(parse_config(TINY), ranks, dataset, split)
+    setup = Setup(parse_config({**TINY, "evaluate": {}}), ranks, dataset, split)
     assert evaluate_split(ByRed(), setup) is None
     assert estimate_shares(ByRed(), setup, None) is None
 
@@ -118,7 +118,8 @@ def test_images_of_the_published_unlabeled_part_are_looked_at() -> None:
     dataset = ArrayDataset(**{**fields, "unlabeled_images": pool})
     rows = np.arange(40)
     split = with_counts(rows[:4], np.arange(50), rows, dataset, False)
-    ranks, config = Ranks(0, 0, 1, 1, torch.device("cpu")), parse_config(TINY)
+    ranks = Ranks(0, 0, 1, 1, torch.device("cpu"))
+    config = parse_config({**TINY, "evaluate": {}})
     network = nn.Sequential(nn.Flatten(), nn.Linear(3, 2))
     setup = Setup(config, ranks, dataset, split)
     found = estimate_shares(network, setup, evaluate_split(network, setup))
