@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from simpro_fast.cli import doctor
-from simpro_fast.cli.checks import computing, data, examine, machine, ranks
+from simpro_fast.cli.checks import computing, data, machine, ranks
 from simpro_fast.cli.checks.table import Line, closing, merge, table
 from simpro_fast.config import load_config
 from simpro_fast.distributed.process_group import Ranks
@@ -91,9 +91,9 @@ def test_the_data_set_of_the_configuration(
 ) -> None:
     for part in ("train", "val"):
         (tmp_path / part).mkdir()
-    config = load_config(examine.DEFAULT, [c.replace("ROOT", str(tmp_path)) for c in changes])
+    config = load_config(doctor.DEFAULT, [c.replace("ROOT", str(tmp_path)) for c in changes])
     alone = Ranks(0, 0, 1, 1, torch.device("cpu"))
-    line = examine.guarded(lambda: data.check_data(config, alone))
+    line = doctor.guarded(lambda: data.check_data(config, alone))
     assert line.verdict == verdict, line
     assert told.replace("ROOT", str(tmp_path)) in line.found and "\n" not in line.found
 
@@ -114,7 +114,7 @@ def test_two_ranks_whose_folder_is_not_shared(tmp_path: Path) -> None:
     for rank in range(2):
         env = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
         env.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        arguments = ["--output", str(tmp_path / f"disk{rank}"), PLAIN, "--config", examine.DEFAULT]
+        arguments = ["--output", str(tmp_path / f"disk{rank}"), PLAIN, "--config", doctor.DEFAULT]
         arguments += ["data.batch_size=8", "data.mu=2"]
         arguments += ["--json"]
         environment, output = {**clean_environment(), **env}, tmp_path / f"rank{rank}"
