@@ -12,6 +12,7 @@ REQUIRED = [
     "pydantic>=2.6",  # the strict, typed configuration schema (DeepSpeed brings it as well)
     "pyyaml>=6.0",  # configuration files, safe loader only
     "rich>=13",  # tables of the doctor and of a run's report, fitted to the terminal
+    "psutil>=5.9",  # addresses of the network interfaces (DeepSpeed brings it as well)
     "tqdm>=4.60",  # progress bars, also in notebooks (DeepSpeed brings it as well)
     "pillow>=10",  # checks, packs and evaluates image files; resizes STL-10
     "safetensors>=0.4",  # exported models that cannot run code
