@@ -106,11 +106,6 @@ def test_slurm_grace_fits_into_the_warning() -> None:
     assert "--signal=B:" not in text, "the batch shell would get the signal, and the ranks nothing"
 
 
-@pytest.mark.parametrize("script", ["slurm.sbatch", "srun_rank.sh"])
-def test_scripts_are_shell(script: str) -> None:
-    subprocess.run(["bash", "-n", str(CLUSTER / script)], check=True, timeout=PATIENCE)
-
-
 def test_the_host_file_has_as_many_slots_as_its_command_expects() -> None:
     text = (CLUSTER / "hostfile").read_text()
     slots = re.findall(r"^[\w.-]+ slots=(\d+)$", text, flags=re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Two nodes: in two network namespaces, and under `deepspeed` also on localhost."""
+"""Two nodes in two network namespaces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.conftest import TINY, TRAIN
-from tests.processes import PATIENCE, clean_environment, free_port
+from tests.processes import PATIENCE, clean_environment
 
 DEEPSPEED = str(Path(sys.executable).parent / "deepspeed")
 TIMEOUT = 240
@@ -121,17 +121,3 @@ def test_two_namespaces(tmp_path: Path, launched: bool) -> None:
         nodes = _launch(tmp_path, ADDRESSES[0], 29500, entered, expected, launched=launched)
     _check(tmp_path, nodes)
     assert "2 rank(s) on 2 host(s): simpro-a x1, simpro-b x1" in nodes[0][1]
-
-
-@pytest.mark.slow
-def test_two_launchers_on_localhost(tmp_path: Path) -> None:
-    _check(tmp_path, _launch(tmp_path, "127.0.0.1", free_port(), [[], []]))
-
-
-@pytest.mark.slow
-def test_a_node_that_never_comes(tmp_path: Path) -> None:
-    """The launcher of node 0 alone: bounded time, and the missing rank is named."""
-    (node,) = _launch(tmp_path, "127.0.0.1", free_port(), [[]], "distributed.start_timeout=3")
-    assert node[0] == 1
-    (line,) = [line for line in node[2].splitlines() if line.startswith("error")]
-    assert "1 of 2 ranks (rank 1) did not come within 3 s" in line
