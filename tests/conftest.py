@@ -67,8 +67,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def no_process_group_is_left() -> Iterator[None]:
-    """Trainers that run inside a test leave their process group open; the next test has its own."""
+    """Trainers that run inside a test leave their process group open; the next test has its own.
+
+    And its one thread: a process that is forked from one with several may hang in the first loop.
+    """
     yield
+    torch.set_num_threads(1)
     if dist.is_initialized():
         from simpro_fast.distributed.process_group import stop_ranks
 

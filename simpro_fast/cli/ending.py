@@ -13,12 +13,13 @@ from functools import wraps
 from pathlib import Path
 from types import FrameType
 
+from simpro_fast.distributed.signals import INTERRUPTED
 from simpro_fast.utils.atomic_write import FULL, unwritable
 from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.printable import show
 
 WHOLE = "interrupted; files are whole"
-DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, USAGE = 0, 1, 2
 
 Body = Callable[[Sequence[str] | None], int]
 

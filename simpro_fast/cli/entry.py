@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import NamedTuple
 
 from simpro_fast.cli import ending
-from simpro_fast.distributed.early_signals import end_on_signals, interrupt_ends
+from simpro_fast.distributed.signals import end_on_signals, interrupt_ends
 from simpro_fast.utils.printable import show
 
 

@@ -22,7 +22,7 @@ from simpro_fast.utils.claimed_files import check_same
 from simpro_fast.utils.errors import ConfigError
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.printable import printable
-from simpro_fast.utils.progress_line import ProgressLine
+from simpro_fast.utils.progress import ProgressBar
 from simpro_fast.utils.provenance import library_versions
 from simpro_fast.utils.terminal import plain_table, rendered
 
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace, files: Files) -> int:
     model = load_model(options.model, options.device, trust_code=options.trust_code)
     prior = chosen_prior(options.prior, model.class_names)
-    progress = ProgressLine("evaluated", "images", shown=not options.quiet)
+    progress = ProgressBar("evaluated", "images", shown=not options.quiet)
     shape: dict[str, Any] = {
         "batch_size": options.batch_size,
         "threads": options.threads or cpu_cores(),

@@ -16,17 +16,15 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import Any
 
+from simpro_fast.cli.ending import DONE, FAILED
 from simpro_fast.cli.sweep import Member
-from simpro_fast.distributed.early_signals import without_end_at_once
 from simpro_fast.distributed.environment import world_size_from_environment
-from simpro_fast.distributed.stop_requests import PREEMPTED
+from simpro_fast.distributed.signals import INTERRUPTED, PREEMPTED, usual
 from simpro_fast.training.resume import finished_summary
 from simpro_fast.utils.errors import ConfigError
 from simpro_fast.utils.printable import show
 
-DONE, FAILED, INTERRUPTED = 0, 1, 130
 ENDING_SECONDS = 60.0
 """For all processes of a member to end after it was asked to."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -133,17 +131,16 @@ class _Signals:
         """Of the sweep, once it was asked to stop."""
         self._number = 0
         self._group: int | None = None
-        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> _Signals:
-        for number in _SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and `&` ignore some
-                self._before[number] = signal.signal(number, self._stop)
+        # nohup and `&` ignore some
+        self._handled = [n for n in _SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
+        for number in self._handled:
+            signal.signal(number, self._stop)
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, without_end_at_once(number, handler))
+        usual(self._handled)
 
     def watch(self, group: int | None) -> None:
         """From now on signals are for this group of processes; also one that came just before."""

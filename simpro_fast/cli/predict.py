@@ -35,7 +35,7 @@ from simpro_fast.cli.parser import CommandParser, positive
 from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.printable import printable, show
-from simpro_fast.utils.progress_line import ProgressLine
+from simpro_fast.utils.progress import ProgressBar
 from simpro_fast.utils.terminal import plain_table, rendered
 
 DESCRIPTION = """\
@@ -230,7 +230,7 @@ class _Run:
                 f"the first {outputs.rows:,} images are not those of the run that stopped; give "
                 "the same sources, or --overwrite to start anew"
             )
-        progress = ProgressLine(
+        progress = ProgressBar(
             "predicted", "images", start=outputs.rows, shown=not self._options.quiet
         )
         for chunk, columns in self._chunks(items):

@@ -33,7 +33,7 @@ from simpro_fast.utils.file_lock import locked
 from simpro_fast.utils.logs import log_to_terminal
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.printable import show
-from simpro_fast.utils.progress_line import ProgressLine
+from simpro_fast.utils.progress import ProgressBar
 from simpro_fast.utils.regular_file import read_regular
 
 _OWN_ONLY = "--pack, --init-config and --add-labels are for own images (data.name=images)"
@@ -213,7 +213,7 @@ def _write_images(
     started: float,
 ) -> int:
     published, manifest = data is not None and data.name in IMAGENET, labeled.manifest
-    progress = ProgressLine("decoded")
+    progress = ProgressBar("decoded")
     checked = check_images(
         manifest,
         options.output / CACHE_NAME,
@@ -283,7 +283,7 @@ def _pack(options: argparse.Namespace, manifest: Manifest) -> Path:
         show(f"packed {path}, up to date")
         return path
     total = len(manifest.usable().rows)
-    progress = ProgressLine("packed")
+    progress = ProgressBar("packed")
     pack(
         manifest,
         options.output,

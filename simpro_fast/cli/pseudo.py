@@ -30,7 +30,7 @@ from simpro_fast.data.files.manifest import relative
 from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.printable import printable
-from simpro_fast.utils.progress_line import ProgressLine
+from simpro_fast.utils.progress import ProgressBar
 from simpro_fast.utils.terminal import plain_table, rendered
 
 DESCRIPTION = """\
@@ -198,7 +198,7 @@ class _Run:
         return Tasks(Path(os.path.abspath(root)), name)
 
     def _look(self, logits: Outputs | None) -> None:
-        progress = ProgressLine("classified", "images", shown=not self._options.quiet)
+        progress = ProgressBar("classified", "images", shown=not self._options.quiet)
 
         def after(chunk: Chunk[int]) -> None:
             if logits is not None:

@@ -24,7 +24,7 @@ from simpro_fast.utils.atomic_write import write_json
 from simpro_fast.utils.claimed_files import check_same
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.printable import printable
-from simpro_fast.utils.progress_line import ProgressLine
+from simpro_fast.utils.progress import ProgressBar
 from simpro_fast.utils.provenance import library_versions
 from simpro_fast.utils.terminal import plain_table, rendered
 
@@ -86,7 +86,7 @@ def _run(options: argparse.Namespace, files: Files) -> int:
     notes: list[str] = []
     confusion, calibration = _known(model.file.confusion), {"from": "model", "images": 0}
     if options.calibrate is not None:
-        progress = ProgressLine("calibrated with", "images", shown=not options.quiet)
+        progress = ProgressBar("calibrated with", "images", shown=not options.quiet)
         found = labeled_logits(model, options.calibrate, **shape, progress=progress)
         progress.close()
         confusion, calibration["from"] = found.confusion, str(options.calibrate)
@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace, files: Files) -> int:
     items = iter(sources)
     if options.sample:
         items = iter(sample(items, options.sample, options.seed))
-    progress = ProgressLine("classified", "images", shown=not options.quiet)
+    progress = ProgressBar("classified", "images", shown=not options.quiet)
     images = look_at(model, items, seed=options.seed, **shape, progress=progress)
     progress.close()
     unreadable = images.unreadable

@@ -6,11 +6,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from simpro_fast.cli.ending import DONE, INTERRUPTED, explained
+from simpro_fast.cli.ending import DONE, explained
 from simpro_fast.cli.key_hints import key_lines
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.cli.sweep import add_sweep_flags, launcher_of, members_of, wants_sweep
 from simpro_fast.config import dump_config, load_config
+from simpro_fast.distributed.signals import INTERRUPTED
 from simpro_fast.utils.errors import ConfigError, PeerError, UserError
 
 DESCRIPTION = """\

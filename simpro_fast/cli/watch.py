@@ -20,12 +20,13 @@ from rich.text import Text
 from simpro_fast.answers.evaluation import kl_divergence
 from simpro_fast.answers.report.runs import METHOD_TITLES
 from simpro_fast.answers.report.terminal import bar, glyphs
-from simpro_fast.cli.ending import DONE, INTERRUPTED, about, verb
+from simpro_fast.cli.ending import DONE, about, verb
 from simpro_fast.cli.parser import CommandParser
+from simpro_fast.distributed.signals import INTERRUPTED
 from simpro_fast.run.live import FINISHED, RUNNING, STARTING, LiveRun, read_live
-from simpro_fast.training.progress import clock
 from simpro_fast.utils.errors import ConfigError
 from simpro_fast.utils.printable import printable
+from simpro_fast.utils.progress import clock
 from simpro_fast.utils.terminal import plain_table, rendered
 
 EXAMPLE = "runs/digits_lt/reversed/seed1"
@@ -34,7 +35,6 @@ _MOST_CLASSES, _FEWEST_CLASSES = 20, 5
 _OTHER_LINES = 12
 """Of a frame, beside those of the classes."""
 _MOST_RANKS = 8
-_SPARKS = "▁▂▃▄▅▆▇█"
 
 
 @verb
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with about(options.run):
         run = read_live(options.run)
         if options.once or not sys.stdout.isatty():
-            print(rendered(frame(run, sys.stdout), sys.stdout, _size()[0]))
+            _print(run)
             return DONE
         try:
             _follow(run, options.interval)
@@ -76,60 +76,50 @@ def _seconds(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.1 to 3600")
 
 
+def _print(run: LiveRun) -> None:
+    columns, lines = shutil.get_terminal_size((100, 40))
+    print(rendered(frame(run, sys.stdout, columns, lines), sys.stdout, columns))
+
+
 def _follow(run: LiveRun, interval: float) -> None:
     """On the terminal's second screen; the last frame stays on the first."""
     console = Console(markup=False, emoji=False, highlight=False)
-    with Live(frame(run, sys.stdout), console=console, screen=True, auto_refresh=False) as live:
-        while not run.has_ended:
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(frame(run, sys.stdout, *console.size), refresh=True)
+            if run.has_ended:
+                break
             time.sleep(interval)
             run = read_live(run.path)
-            live.update(frame(run, sys.stdout), refresh=True)
-    print(rendered(frame(run, sys.stdout), sys.stdout, _size()[0]))
+    _print(run)
 
 
-def _size() -> tuple[int, int]:
-    size = shutil.get_terminal_size((100, 40))
-    return size.columns, size.lines
-
-
-def frame(run: LiveRun, out: TextIO) -> RenderableType:
-    """One picture of a run, for the encoding and the size of a terminal."""
-    columns, lines = _size()
+def frame(run: LiveRun, out: TextIO, columns: int, lines: int) -> RenderableType:
+    """One picture of a run, for the encoding of `out` and the size of a terminal."""
+    config, steps = run.config, run.config.train.steps
     block, mark = glyphs(out)
-    classes = max(_FEWEST_CLASSES, min(_MOST_CLASSES, lines - _OTHER_LINES))
-    parts: list[RenderableType] = [
-        _heading(run),
-        _progress(run, columns, block),
-        *_numbers(run, block),
-        *_distribution(run, columns, classes, block, mark),
-        *_ranks(run),
-    ]
-    return Group(*parts)
-
-
-def _heading(run: LiveRun) -> Text:
-    config = run.config
     method = METHOD_TITLES.get(config.method.name, config.method.name)
-    text = Text.assemble((config.name, "bold"), f" seed {config.seed}, {method}: ")
-    text.append(run.state, _COLOURS.get(run.state, "bold red"))
+    heading = Text.assemble((config.name, "bold"), f" seed {config.seed}, {method}: ")
+    heading.append(run.state, _COLOURS.get(run.state, "bold red"))
     if run.message:  # of a run that was asked to stop it begins with the same word
         message = run.message.removeprefix(run.state).lstrip()
-        text.append(f"{' ' if message.startswith('(') else ': '}{message}")
-    return text
-
-
-def _progress(run: LiveRun, columns: int, block: str) -> Text:
-    steps = run.config.train.steps
-    share = min(1.0, run.step / steps)
-    left = run.seconds_left()
-    eta = f"  ETA {clock(left)}" if left is not None else ""
-    said = f" step {run.step:,} of {steps:,} ({100 * share:.0f} %){eta}"
+        heading.append(f"{' ' if message.startswith('(') else ': '}{message}")
+    share, left = min(1.0, run.step / steps), run.seconds_left()
+    said = f" step {run.step:,} of {steps:,} ({100 * share:.0f} %)"
+    said += f"  ETA {clock(left)}" if left is not None else ""
     width = max(8, min(50, columns - len(said) - 2))
-    done = round(share * width)
-    return Text(f"{block * done}{'.' * (width - done)}{said}", no_wrap=True)
+    done = f"{block * round(share * width):.<{width}}"
+    classes = max(_FEWEST_CLASSES, min(_MOST_CLASSES, lines - _OTHER_LINES))
+    return Group(
+        heading,
+        Text(done + said, no_wrap=True),
+        *_numbers(run),
+        *_distribution(run, columns, classes, block, mark),
+        *_ranks(run),
+    )
 
 
-def _numbers(run: LiveRun, block: str) -> list[Text]:
+def _numbers(run: LiveRun) -> list[Text]:
     """Speed, losses and accuracy of the last period."""
     if not run.rows:
         why = "metrics.jsonl is missing" if run.state == FINISHED else "no period is complete yet"
@@ -141,30 +131,19 @@ def _numbers(run: LiveRun, block: str) -> list[Text]:
         return "-" if value is None else format(scale * value, form)
 
     lines = [
-        f"{number('images_per_second', ',.0f')} images/s  data wait "
+        f"at step {last['step']:,}",
+        f"  {number('images_per_second', ',.0f')} images/s  data wait "
         f"{number('data_wait_fraction', '.0f', 100)} %  memory "
         f"{number('peak_memory_mib', ',.0f')} MiB  learning rate {number('lr', '.3g')}",
-        f"loss {number('loss', '.3f')} (labeled {number('loss_labeled', '.3f')}, unlabeled "
+        f"  loss {number('loss', '.3f')} (labeled {number('loss_labeled', '.3f')}, unlabeled "
         f"{number('loss_unlabeled', '.3f')})  mask rate {number('mask_rate', '.2f')}  kept "
         f"pseudo-labels right {number('pseudo_label_accuracy', '.1f')} %",
     ]
-    tests = [(row["step"], row["top1"]) for row in run.rows if row.get("top1") is not None]
+    tests = [(row["top1"], row["step"]) for row in run.rows if row.get("top1") is not None]
     if tests:
-        best = max(tests, key=lambda test: test[1])
-        lines.append(
-            f"top-1 {tests[-1][1]:.1f} % at step {tests[-1][0]:,}, best {best[1]:.1f} % at step "
-            f"{best[0]:,}  {_spark([top1 for _, top1 in tests], block)}"
-        )
-    return [Text(f"at step {last['step']:,}"), *(Text(f"  {line}") for line in lines)]
-
-
-def _spark(values: Sequence[float], block: str) -> str:
-    """The last 30 values as a row of bars; nothing where the terminal cannot show them."""
-    shown = list(values[-30:])
-    low, span = min(shown), max(shown) - min(shown)
-    if block == "#" or not span:
-        return ""
-    return "".join(_SPARKS[round((value - low) / span * (len(_SPARKS) - 1))] for value in shown)
+        (now, at), (best, best_at) = tests[-1], max(tests)
+        lines.append(f"  top-1 {now:.1f} % at step {at:,}, best {best:.1f} % at step {best_at:,}")
+    return [Text(line) for line in lines]
 
 
 def _distribution(
@@ -205,22 +184,14 @@ def _distribution(
 
 def _ranks(run: LiveRun) -> list[Text]:
     """Which ranks live; of many those that do not, or the first ones."""
-    if not run.ranks:
-        return []
     alive = sum(one.alive for one in run.ranks)
-    lines = [Text(f"ranks: {alive} of {len(run.ranks)} live")]
-    worst_first = sorted(run.ranks, key=lambda one: (one.alive, one.beat.rank))
-    for one in worst_first[:_MOST_RANKS]:
+    lines = [Text(f"ranks: {alive} of {len(run.ranks)} live")] if run.ranks else []
+    for one in sorted(run.ranks, key=lambda one: (one.alive, one.beat.rank))[:_MOST_RANKS]:
         beat = one.beat
-        where = printable(f" in {beat.where}" if beat.where else "")
-        lines.append(
-            Text(
-                f"  {beat.rank} on {printable(beat.host)}, process {beat.pid}: "
-                f"{printable(beat.phase)}{where}, step {beat.step:,}, {one.age:.0f} s ago"
-                f"{'' if one.alive else ', gone'}",
-                style="" if one.alive else "red",
-            )
+        where = f" in {beat.where}" if beat.where else ""
+        said = (
+            f"  {beat.rank} on {beat.host}, process {beat.pid}: {beat.phase}{where}, step "
+            f"{beat.step:,}, {one.age:.0f} s ago{'' if one.alive else ', gone'}"
         )
-    if len(run.ranks) > _MOST_RANKS:
-        lines.append(Text(f"  and {len(run.ranks) - _MOST_RANKS} more"))
+        lines.append(Text(printable(said), style="" if one.alive else "red"))
     return lines

@@ -12,10 +12,9 @@ from simpro_fast.distributed.failure_notes import (
     line_about,
     say,
 )
-from simpro_fast.distributed.stop_requests import PREEMPTED, Preempted
+from simpro_fast.distributed.signals import INTERRUPTED, PREEMPTED, Preempted
 from simpro_fast.distributed.watchdog import (
     ENDING_SECONDS,
-    INTERRUPTED,
     LAUNCHER_GONE,
     Watchdog,
 )

@@ -47,6 +47,8 @@ class Failure(FileSchema):
     """Seconds since 1970 on that rank's machine."""
     silent: Annotated[tuple[int, ...], Strict(False)] = ()
     """Ranks that hang, and so cannot tell this themselves."""
+    launch: int = 0
+    """Token of the start that it ended, in a rank's note."""
 
     @classmethod
     def of(cls, rank: int, step: int, kind: str, message: str, exit_code: int) -> Failure:
@@ -66,12 +68,6 @@ class Failure(FileSchema):
         return f"rank {self.rank} on {self.host} {what} after step {self.step}: {self.message}"
 
 
-class _Note(Failure):
-    """A failure as a rank's file has it."""
-
-    launch: int
-
-
 class FailureNotes:
     """The notes of all ranks of this launch, files in `folder`.
 
@@ -88,11 +84,9 @@ class FailureNotes:
 
     def leave(self, failure: Failure) -> None:
         """Write this rank's note. A disk that refuses it is not what the user has to hear of."""
-        note = {**failure.model_dump(), "launch": self._token}
-        try:
-            write_json(self._folder / f"rank{self._rank}.json", note)
-        except (OSError, UserError):
-            return
+        note = failure.model_copy(update={"launch": self._token})
+        with suppress(OSError, UserError):
+            write_json(self._folder / f"rank{self._rank}.json", note.model_dump())
 
     def first(self, wait: float = 0.0) -> Failure | None:
         """The earliest note of another rank, None if there is none within `wait` seconds."""
@@ -103,13 +97,11 @@ class FailureNotes:
                 return min(found, key=lambda failure: failure.time, default=None)
             time.sleep(0.05)
 
-    def _read(self) -> list[_Note]:
-        if not self._folder.is_dir():
-            return []
+    def _read(self) -> list[Failure]:
         found = []
         for path in self._folder.glob("rank*.json"):
             with suppress(UserError):  # not a note of ours
-                note = read_as(path, _Note)
+                note = read_as(path, Failure)
                 if note.launch == self._token and path.stem != f"rank{self._rank}":
                     found.append(note)
         return found

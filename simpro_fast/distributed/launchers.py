@@ -11,7 +11,7 @@ from pathlib import Path
 
 _LAUNCHER_SCRIPTS = {"deepspeed", "deepspeed.pt", "ds", "torchrun"}
 _LAUNCHER_MODULES = ("deepspeed.launcher", "torch.distributed.run", "torch.distributed.launch")
-_SWEEPS = {"train.py", "table.py", "simpro-fast"}
+_SWEEPS = {"train.py", "simpro-fast"}
 _SWEEP_FLAGS = {"--grid", "--seeds", "--launcher"}
 
 

@@ -8,19 +8,17 @@ opens the store in its agent, before any rank exists, so there it listens as tor
 from __future__ import annotations
 
 import errno
-import fcntl
 import ipaddress
 import os
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
+import psutil
 import torch.distributed as dist
 
 from simpro_fast.utils.errors import ConfigError, UserError
@@ -28,12 +26,16 @@ from simpro_fast.utils.machine import host_name
 
 HANDSHAKE_TIMEOUT = 30.0
 """Seconds that whatever has the port may take to prove that it is a store."""
-_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The rendezvous of this rank with the others, from the launcher's environment."""
+    """Where the ranks of a run meet.
+
+    Args:
+        listen: address that rank 0 binds instead of `address`.
+        timeout: seconds until a rank that has not come is named.
+    """
 
     rank: int
     world_size: int
@@ -41,9 +43,7 @@ class Rendezvous:
     address: str
     port: int
     listen: str | None
-    """Address that rank 0 binds instead of `address`."""
     timeout: float
-    """Seconds until a rank that has not come is named."""
 
     def open_store(self) -> dist.Store:
         """Rank 0 opens the store, the others connect to it.
@@ -193,21 +193,11 @@ def interface_towards(address: str, port: int) -> str | None:
             mine = ipaddress.ip_address(str(probe.getsockname()[0]).partition("%")[0])
     except (OSError, ValueError):
         return None
-    owners = {a: name for _, name in socket.if_nameindex() for a in _addresses(name)}
-    return "lo" if mine.is_loopback else owners.get(mine)
-
-
-def _addresses(interface: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    found: list[ipaddress.IPv4Address | ipaddress.IPv6Address] = []
-    request = struct.pack("256s", interface.encode()[:15])
-    # The error: an interface without an IPv4 address.
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        found.append(ipaddress.IPv4Address(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24]))
-    table = Path("/proc/net/if_inet6")
-    if table.is_file():
-        rows = (line.split() for line in table.read_text(encoding="ascii").splitlines())
-        found += [ipaddress.IPv6Address(int(row[0], 16)) for row in rows if row[5] == interface]
-    return found
+    if mine.is_loopback:
+        return "lo"
+    addresses = psutil.net_if_addrs().items()
+    owners = {one.address.partition("%")[0]: name for name, all_ in addresses for one in all_}
+    return owners.get(str(mine))
 
 
 def _cure(error: OSError) -> str:

@@ -35,13 +35,12 @@ from simpro_fast.distributed.heartbeat import (
 )
 from simpro_fast.distributed.launchers import launchers_above
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.distributed.stop_requests import PREEMPTED, STOP_SIGNALS, StopRequests
+from simpro_fast.distributed.signals import INTERRUPTED, PREEMPTED, STOP_SIGNALS, StopRequests
 from simpro_fast.utils.atomic_write import write_json
 from simpro_fast.utils.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-INTERRUPTED = 130
 ENDING_SECONDS = 10.0
 """For the main thread to leave by itself once the run has failed somewhere."""
 INTERRUPTED_SECONDS = 5.0
@@ -113,7 +112,7 @@ class Watchdog:
     def begin(self, step: int) -> None:
         """Training starts: requests wait for the end of a step, and the first one may be slow."""
         self.step, self._phase = step, "first step"
-        self.requests.defer()
+        self.requests.deferred = True
         if self._run_dir is not None and self._thread is not None:
             ranks = self.ranks
             if ranks.is_main:
@@ -196,7 +195,7 @@ class Watchdog:
         if signal.SIGINT in arrived:
             line = "interrupted; start again to resume from the last checkpoint"
             self.end_within(INTERRUPTED_SECONDS, self.failure("interrupted", line, INTERRUPTED))
-        if self.requests.requested or not arrived.isdisjoint(STOP_SIGNALS):
+        if self.requests.reason or not arrived.isdisjoint(STOP_SIGNALS):
             grace, line = self._grace, "preempted before training began; start again to go on"
             if self.requests.deferred:
                 line = (

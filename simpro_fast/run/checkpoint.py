@@ -150,12 +150,8 @@ def check_parts(path: Path, state: dict[str, Any], wanted: dict[str, type]) -> N
         raise UserError(f"checkpoint {path} lacks {', '.join(wrong)}; it was not written by us")
 
 
-def check_nothing(path: Path, state: dict[str, Any]) -> None:
-    """Any state will do."""
-
-
 def newest_whole(
-    folder: Path, check: Check = check_nothing, below: int | None = None
+    folder: Path, check: Check = lambda path, state: None, below: int | None = None
 ) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint that can be read; damaged newer ones are named in a warning.
 
@@ -184,7 +180,7 @@ def newest_whole(
 
 
 def find_checkpoint(
-    resume: str, folder: Path, check: Check = check_nothing
+    resume: str, folder: Path, check: Check = lambda path, state: None
 ) -> tuple[Path, dict[str, Any]] | None:
     """The checkpoint that `checkpoint.resume` means, or None for a fresh start (`auto` only).
 

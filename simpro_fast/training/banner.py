@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import torch
 
@@ -12,7 +11,6 @@ from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.models import PretrainedReport
-from simpro_fast.training.progress import clock
 
 logger = logging.getLogger(__name__)
 
@@ -24,8 +22,7 @@ def announce_launch(config: Config, ranks: Ranks) -> None:
     shown = ", ".join(f"{host} x{count}" for host, count in ranks.hosts[:16])
     more = f", and {len(ranks.hosts) - 16} more" if len(ranks.hosts) > 16 else ""
     logger.info("%d rank(s) on %d host(s): %s%s", ranks.world_size, len(ranks.hosts), shown, more)
-    labeled = config.data.batch_size
-    unlabeled = labeled * config.data.mu
+    labeled, unlabeled = config.data.batch_size, config.data.batch_size * config.data.mu
     logger.info(
         "global batch %d labeled + %d unlabeled images per step; per rank %d + %d",
         labeled,
@@ -49,8 +46,7 @@ def announce(
     """Device, ranks, batches and split, on rank 0."""
     if not ranks.is_main:
         return
-    labeled = config.data.batch_size
-    unlabeled = labeled * config.data.mu
+    labeled, unlabeled = config.data.batch_size, config.data.batch_size * config.data.mu
     logger.info(
         "%s seed %d: %s (%s) on %s, %d rank(s), engine %s",
         config.name,
@@ -83,26 +79,3 @@ def announce(
         logger.info("weights   %s: %s", pretrained.file, pretrained)
     if not len(split.test):
         logger.warning("no test images: accuracy is not measured, top1 is null")
-
-
-def announce_dry_run(
-    averages: dict[str, Any], first: float, seconds: float, steps: int, tests: int
-) -> None:
-    """Log what some steps gave and took; nothing was written.
-
-    Args:
-        averages: of the first step.
-        first: seconds that it took. seconds: of a later step.
-        steps: of the whole run. tests: evaluations in it, which are not timed.
-    """
-    shown = ", ".join(f"{k} {v:.4f}" for k, v in averages.items() if isinstance(v, float))
-    logger.info("dry run, first step: %s; nothing was written", shown)
-    besides = f", besides {tests} evaluation(s)" if tests else ""
-    logger.info(
-        "%.3g s/step (the first took %.3g s): %d steps take about %s%s",
-        seconds,
-        first,
-        steps,
-        clock(steps * seconds),
-        besides,
-    )

@@ -12,8 +12,7 @@ from simpro_fast.data.splits.split import Split, save_split
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.models import PretrainedReport
 from simpro_fast.run.directory import RunDirectory
-from simpro_fast.run.loggers.base import Loggers
-from simpro_fast.run.loggers.build import start_loggers
+from simpro_fast.run.loggers import Loggers, start_loggers
 
 
 def begin_run(

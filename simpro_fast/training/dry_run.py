@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 
 import torch
 
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.training.banner import announce_dry_run
 from simpro_fast.training.resume import find_state
 from simpro_fast.training.step_graph import WARM_UP
 from simpro_fast.training.trainer import Trainer
+from simpro_fast.utils.progress import clock
+
+logger = logging.getLogger(__name__)
 
 SECONDS = 2.0
 MOST = 50
@@ -32,10 +35,18 @@ def dry_run(trainer: Trainer) -> None:
     averages = trainer.meter.finish(ranks)  # read from the device, so the step is over
     first = time.perf_counter() - started
     seconds = seconds_per_step(trainer)
-    if ranks.is_main:
-        period = config.train.period * config.evaluate.every
-        tests = math.ceil(config.train.steps / period) if len(trainer.setup.split.test) else 0
-        announce_dry_run(averages, first, seconds, config.train.steps, tests)
+    period = config.train.period * config.evaluate.every
+    tests = math.ceil(config.train.steps / period) if len(trainer.setup.split.test) else 0
+    shown = ", ".join(f"{k} {v:.4f}" for k, v in averages.items() if isinstance(v, float))
+    logger.info("dry run, first step: %s; nothing was written", shown)
+    logger.info(
+        "%.3g s/step (the first took %.3g s): %d steps take about %s%s",
+        seconds,
+        first,
+        config.train.steps,
+        clock(config.train.steps * seconds),
+        f", besides {tests} evaluation(s)" if tests else "",
+    )
 
 
 def seconds_per_step(trainer: Trainer) -> float:

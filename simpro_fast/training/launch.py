@@ -12,7 +12,7 @@ from simpro_fast.distributed.exit_code import conclude
 from simpro_fast.distributed.process_group import start_ranks, stop_ranks
 from simpro_fast.distributed.watchdog import Watchdog
 from simpro_fast.run.lock import RunLock
-from simpro_fast.run.loggers.build import check_packages
+from simpro_fast.run.loggers import check_packages
 from simpro_fast.training.banner import announce_launch
 from simpro_fast.training.dry_run import dry_run as try_steps
 from simpro_fast.training.resume import is_finished

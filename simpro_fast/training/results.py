@@ -26,7 +26,7 @@ from simpro_fast.data.batch import Loader
 from simpro_fast.data.features import FeatureDataset
 from simpro_fast.models.head import METHOD_PREFIX
 from simpro_fast.run.directory import RunDirectory
-from simpro_fast.run.loggers.base import Loggers
+from simpro_fast.run.loggers import Loggers
 from simpro_fast.training.features import whole_network
 from simpro_fast.training.metrics import kl_of_estimate
 from simpro_fast.training.pictures import confident_mistakes, views_figure

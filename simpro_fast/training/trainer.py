@@ -17,10 +17,10 @@ from simpro_fast.data.loader import build_loader
 from simpro_fast.data.sampling.labeled_order import LabeledDraws
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.distributed.stop_requests import Preempted
+from simpro_fast.distributed.signals import Preempted
 from simpro_fast.distributed.watchdog import Watchdog
 from simpro_fast.run.directory import RunDirectory
-from simpro_fast.run.loggers.base import Loggers
+from simpro_fast.run.loggers import Loggers
 from simpro_fast.training.banner import announce
 from simpro_fast.training.begin import begin_run
 from simpro_fast.training.checkpoints import Checkpoints
@@ -35,7 +35,6 @@ from simpro_fast.training.metrics import (
     period_row,
     step_profiler,
 )
-from simpro_fast.training.notebook_table import build_progress
 from simpro_fast.training.phases import begin_phase, rate_course
 from simpro_fast.training.results import TrainedRun, finish_run
 from simpro_fast.training.resume import agreed_fingerprint, find_state
@@ -45,6 +44,7 @@ from simpro_fast.training.step import Step, with_uniforms
 from simpro_fast.training.step_graph import build_step_graph
 from simpro_fast.training.step_guard import StepGuard
 from simpro_fast.utils.local_files import repeated
+from simpro_fast.utils.progress import RunProgress
 from simpro_fast.utils.provenance import git_commit
 
 
@@ -82,7 +82,7 @@ class Trainer:
         found = find_state(config, self.run, fingerprint, ranks) if write else None
         self.algorithm = Step(self.setup, fresh=found is None)
         self.step_graph = build_step_graph(config, ranks, self.algorithm.step)
-        self.guard = StepGuard(ranks, lambda: self.watchdog.requests.requested)
+        self.guard = StepGuard(ranks, lambda: self.watchdog.requests.reason is not None)
         self.meter, self.stopwatch = Meter(ranks.device, dataset.num_classes), Stopwatch()
         self.checkpoints = Checkpoints(
             self.run, self.setup, self.algorithm, self.meter, fingerprint
@@ -105,7 +105,7 @@ class Trainer:
                 step=self.step,
                 unfinished=self.state.row is not None,
             )
-        self.progress = build_progress(
+        self.progress = RunProgress(
             config.log.progress, config.train.steps, self.setup.views_per_step, main=ranks.is_main
         )
 

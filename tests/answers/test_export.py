@@ -31,7 +31,8 @@ from tests.answers.trained import train
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("trained")).run_dir
+    folder = tmp_path_factory.mktemp("trained")
+    return train(folder, evaluate={"shares_images": 100}).run_dir
 
 
 def description(**changes: Any) -> ModelFile:

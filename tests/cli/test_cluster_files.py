@@ -106,19 +106,12 @@ def test_slurm_grace_fits_into_the_warning() -> None:
     assert "--signal=B:" not in text, "the batch shell would get the signal, and the ranks nothing"
 
 
-@pytest.mark.parametrize("script", ["slurm.sbatch", "srun_rank.sh"])
-def test_scripts_are_shell(script: str) -> None:
-    subprocess.run(["bash", "-n", str(CLUSTER / script)], check=True, timeout=PATIENCE)
-
-
-def test_hostfile_is_what_deepspeed_reads() -> None:
-    from deepspeed.launcher.runner import fetch_hostfile
-
-    hosts = fetch_hostfile(str(CLUSTER / "hostfile"))
-    lines = (CLUSTER / "hostfile").read_text().splitlines()
-    command = " ".join(line.strip("# \\") for line in lines if line.startswith("#   "))
+def test_the_host_file_has_as_many_slots_as_its_command_expects() -> None:
+    text = (CLUSTER / "hostfile").read_text()
+    slots = re.findall(r"^[\w.-]+ slots=(\d+)$", text, flags=re.MULTILINE)
+    command = " ".join(line.strip("# \\") for line in text.splitlines() if line.startswith("#   "))
     config = _read(command.split())
-    assert config.distributed.expect_world_size == sum(hosts.values())
+    assert config.distributed.expect_world_size == sum(map(int, slots)) > 0
 
 
 def test_kubernetes_job_is_consistent() -> None:

@@ -49,12 +49,8 @@ def test_the_overview_names_every_verb_with_an_example(capsys: pytest.CaptureFix
     "words",
     [
         ["--help"],
-        ["--version"],
-        ["train", "--help"],
         ["train", "digits_lt/reversed", "--print-config"],
-        ["doctor", "--help"],
         ["prepare", "--version"],
-        ["report", "--help"],
     ],
     ids=" ".join,
 )

@@ -339,7 +339,7 @@ def test_interruption_leaves_no_manifest_and_remembers(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare.ProgressLine, "__call__", interrupt)
+        patch.setattr(prepare.ProgressBar, "__call__", interrupt)
         assert run(root) == 130
     assert {p.name for p in (root / "out").iterdir()} == {".prepare.lock", ".prepare_cache.csv"}
     capsys.readouterr()

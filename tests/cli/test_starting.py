@@ -17,11 +17,9 @@ import pytest
 
 from simpro_fast.cli.train import main
 from simpro_fast.config import Config, dump_config
-from simpro_fast.distributed.early_signals import end_at_once
 from simpro_fast.distributed.process_group import start_ranks
-from simpro_fast.distributed.stop_requests import StopRequests
+from simpro_fast.distributed.signals import StopRequests, end_on_signals
 from simpro_fast.run.lock import RunLock, lock_path
-from simpro_fast.run.loggers.tensorboard import TensorBoardLog
 from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL, log_to_terminal
 from tests.conftest import TRAIN
@@ -71,7 +69,7 @@ def start(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 @pytest.mark.parametrize(
     ("number", "code", "said"),
     [
-        (signal.SIGINT, 130, "interrupted before training began"),
+        (signal.SIGINT, 130, "interrupted before anything was done"),
         (signal.SIGTERM, 75, "preempted (SIGTERM) before training began"),
         (signal.SIGUSR1, 75, "preempted (SIGUSR1) before training began"),
     ],
@@ -117,22 +115,15 @@ def test_training_in_a_worker_thread(tiny: MakeConfig, tmp_path: Path) -> None:
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
-def test_after_training_nothing_says_that_it_has_not_begun() -> None:
-    numbers = {
-        signal.SIGTERM: signal.SIG_DFL,
-        signal.SIGUSR1: signal.SIG_DFL,
-        signal.SIGINT: signal.default_int_handler,
-    }
-    before = {number: signal.signal(number, end_at_once) for number in numbers}
-    try:
-        requests = StopRequests()
-        requests.install()
-        assert end_at_once not in [signal.getsignal(number) for number in numbers]
-        requests.remove()
-        assert {number: signal.getsignal(number) for number in numbers} == numbers
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def test_after_training_signals_do_what_they_usually_do() -> None:
+    """And nothing says that training has not begun."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    end_on_signals()
+    requests = StopRequests()
+    requests.install()
+    requests.remove()
+    usual = [signal.SIG_DFL, signal.SIG_DFL, signal.default_int_handler]
+    assert [signal.getsignal(number) for number in numbers] == usual
 
 
 def test_ranks_say_only_what_is_theirs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,13 +139,6 @@ def test_ranks_say_only_what_is_theirs(capsys: pytest.CaptureFixture[str]) -> No
     finally:
         ours.handlers = handlers
         ours.setLevel(level)
-
-
-def test_unusable_tensorboard_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is found, but cannot be imported."""
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UserError, match=r"needs tensorboard: `pip .*tensorboard=false"):
-        TensorBoardLog(tmp_path)
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from simpro_fast.cli.train import main, parse_arguments
 from simpro_fast.config import dump_config
 from simpro_fast.utils.errors import ConfigError
 from tests.conftest import TINY
-from tests.processes import free_port
 
 Run = Callable[..., "CompletedProcess[str]"]
 BIN = Path(sys.executable).parent
@@ -36,6 +35,7 @@ def metrics(folder: Path, name: str = "tiny") -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_three_launchers_give_the_same_losses(
     train_command: Run, config_file: Path, tmp_path: Path
 ) -> None:
@@ -75,28 +75,6 @@ def test_runs_of_one_process_do_not_meet(
         assert capsys.readouterr().out.count("summary.json") == 1
 
 
-@pytest.mark.slow
-def test_two_ranks_through_the_launcher(
-    train_command: Run, config_file: Path, tmp_path: Path
-) -> None:
-    options = ["distributed.engine=deepspeed", "train.steps=2", "train.period=1"]
-    options.append("train.precision=fp64")
-    done = train_command(
-        "--config",
-        str(config_file),
-        *options,
-        "name=two",
-        "distributed.expect_world_size=2",
-        launcher=[str(BIN / "deepspeed"), "--num_gpus=2", f"--master_port={free_port()}"],
-    )
-    assert done.returncode == 0, done.stderr
-    assert "2 rank(s)" in done.stdout
-    alone = train_command("--config", str(config_file), *options, "name=one")
-    assert alone.returncode == 0, alone.stderr
-    first = [metrics(tmp_path, name)[0]["loss"] for name in ("one", "two")]
-    assert first[1] == pytest.approx(first[0], rel=1e-12)
-
-
 def test_second_start_says_that_the_run_is_finished(train_command: Run, config_file: Path) -> None:
     first = train_command("--config", str(config_file))
     assert first.returncode == 0, first.stderr
@@ -114,7 +92,7 @@ def test_dry_run_writes_nothing(train_command: Run, config_file: Path, tmp_path:
     assert done.returncode == 0, done.stderr
     assert "nothing was written" in done.stdout
     assert re.search(
-        r"[\d.]+ s/step \(the first took .*\): 12 steps take about 0:\d\d", done.stdout
+        r"[\d.]+ s/step \(the first took .*\): 12 steps take about 00:\d\d", done.stdout
     )
     assert {p.name for p in tmp_path.iterdir()} == {"tiny.yaml"}
 
@@ -216,16 +194,6 @@ def test_missing_things_are_one_line(
     for part in parts:
         assert part in done.stderr
     assert not (tmp_path / "runs" / "tiny" / "seed1" / "metrics.jsonl").exists()
-
-
-def test_unwritable_output_is_one_line(
-    train_command: Run, config_file: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "runs").write_text("a file where the folder should be")
-    done = train_command("--config", str(config_file))
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert "runs/tiny" in done.stderr
 
 
 def test_batch_that_does_not_divide_is_said_once(train_command: Run, config_file: Path) -> None:

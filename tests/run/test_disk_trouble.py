@@ -73,8 +73,10 @@ def train(config: Config, at: dict[int, Callable[[], None]]) -> None:
 
 TROUBLE = pytest.mark.parametrize(
     ("trouble", "words"),
-    [(Disk.fill, "disk full: No space left"), (Disk.protect, "Read-only file system")],
-    ids=["full", "read-only"],
+    [
+        pytest.param(Disk.fill, "disk full: No space left", id="full"),
+        pytest.param(Disk.protect, "Read-only file system", id="read-only", marks=pytest.mark.slow),
+    ],
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ import wandb
 
 from simpro_fast.config import Config
 from simpro_fast.distributed.process_group import start_ranks
-from simpro_fast.distributed.stop_requests import Preempted
-from simpro_fast.run.loggers import build
-from simpro_fast.run.loggers.base import Loggers, scalars_of
+from simpro_fast.distributed.signals import Preempted
+from simpro_fast.run import loggers as module
+from simpro_fast.run.loggers import Loggers, scalars_of
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.errors import UserError
 
@@ -46,10 +47,10 @@ def test_a_run_that_goes_on_is_the_same_one_everywhere(tiny: MakeConfig) -> None
 
     train(tiny({**ALL, "train.steps": 10}))
     config = tiny(ALL)
-    first = json.loads((config.run_dir / build.IDS).read_text())
+    first = json.loads((config.run_dir / module.IDS).read_text())
     (config.run_dir / "summary.json").unlink()
     train(config)
-    assert json.loads((config.run_dir / build.IDS).read_text()) == first
+    assert json.loads((config.run_dir / module.IDS).read_text()) == first
 
     rows = [json.loads(line) for line in (config.run_dir / "metrics.jsonl").open()]
     assert [row["step"] for row in rows] == [5, 10, 12]
@@ -81,7 +82,7 @@ def test_a_fresh_start_is_a_new_run(tiny: MakeConfig) -> None:
     ids = []
     for _ in range(2):
         train(config)
-        ids.append(json.loads((config.run_dir / build.IDS).read_text())["mlflow"])
+        ids.append(json.loads((config.run_dir / module.IDS).read_text())["mlflow"])
         for path in config.run_dir.glob("checkpoints/*.pt"):
             path.unlink()
     assert ids[0] != ids[1]
@@ -143,16 +144,25 @@ def test_what_cannot_start_is_a_warning(
     assert (config.run_dir / "summary.json").is_file()
     said = [r.getMessage() for r in caplog.records if "cannot start" in r.getMessage()]
     assert [line.split()[0] for line in said] == ["log.wandb", "log.mlflow"]
-    assert not (config.run_dir / build.IDS).exists()
+    assert not (config.run_dir / module.IDS).exists()
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "tensorboard"])
 def test_a_missing_package_is_said_before_training(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(build.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UserError, match=rf"log.{name} needs {name}.*log.{name}=false"):
-        build.check_packages(tiny({f"log.{name}": True}))
+        module.check_packages(tiny({f"log.{name}": True}))
+
+
+def test_a_package_that_cannot_be_imported_is_one_line(
+    tiny: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    config = tiny({"log.tensorboard": True})
+    with pytest.raises(UserError, match=r"needs tensorboard: `pip .*tensorboard=false"):
+        module.start_loggers(config, tmp_path, [], 0, fresh=True)
 
 
 def test_secrets_of_the_command_stay_out(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def test_summary_and_model_say_what_the_test_and_the_shares_gave(tiny: MakeConfi
 def test_the_estimate_can_be_limited_and_left_out(tiny: MakeConfig) -> None:
     found = train(tiny({"evaluate.shares_images": 30}))["shares"]
     assert found["images"] == 30
-    assert train(tiny({"evaluate.shares_images": 0, "name": "without"}))["shares"] is None
+    assert shares_of(0, 1, 0) is None
 
 
 class ByRed(nn.Module):

@@ -11,7 +11,7 @@ from torch import nn
 
 from simpro_fast.answers.evaluation import network_logits
 from simpro_fast.config import Config, parse_config
-from simpro_fast.distributed.stop_requests import Preempted
+from simpro_fast.distributed.signals import Preempted
 from simpro_fast.run.checkpoint import list_checkpoints
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.training.trainer import Trainer

@@ -19,7 +19,7 @@ from simpro_fast.config import Config
 from simpro_fast.data.batch import Batch
 from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
 from simpro_fast.distributed.process_group import start_ranks
-from simpro_fast.distributed.stop_requests import Preempted
+from simpro_fast.distributed.signals import Preempted
 from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.training.resume import is_finished
 from simpro_fast.training.step_guard import NonFiniteLossError

@@ -58,11 +58,10 @@ def table(lines: list[Line], file: TextIO | None = None) -> str:
 
 
 def closing(lines: list[Line]) -> str:
-    """The last line: may training start?"""
+    """The last line: may training start, and what tells its speed?"""
     problems = sum(line.verdict == "problem" for line in lines)
     warnings = sum(line.verdict == "warning" for line in lines)
     if problems:
         return f"{problems} problem(s), {warnings} warning(s): cure the problems before training"
-    if warnings:
-        return f"no problem, {warnings} warning(s): training can start"
-    return "no problem: training can start"
+    found = f"no problem, {warnings} warning(s)" if warnings else "no problem"
+    return f"{found}: training can start; simpro-fast train ... --dry-run times its steps"

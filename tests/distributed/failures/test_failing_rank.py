@@ -99,13 +99,12 @@ def _assert_saved(config: Config, step: int) -> None:
 @pytest.mark.parametrize(
     ("change", "codes", "last", "saved"),
     [
-        (_bad_image, [1, 1], "failed first after step 7: cat.jpg is damaged; remove it", 4),
         (_fails_while_the_other_hangs, [1, 1], "after step 7: cat.jpg is damaged; remove it", 4),
         (_defect, [1, 1], "failed first after step 7: IndexError: list index out of range", 4),
         (_killed, [1, -9], "has gone after step 7 without a message", 4),
         (_no_data, [1, 1], "failed first after step 0: /data is not there; mount it", 0),
     ],
-    ids=["user_error", "other_hangs", "defect", "killed", "set_up"],
+    ids=["other_hangs", "defect", "killed", "set_up"],
 )
 def test_a_failing_rank_ends_all_and_is_named(
     tiny: MakeConfig,
@@ -132,7 +131,10 @@ def test_a_failing_rank_ends_all_and_is_named(
         _assert_saved(config, saved)
 
 
-@pytest.mark.parametrize(("change", "hung"), [(_sleeps, 1), (_stops, 1), (_stops_first, 0)])
+@pytest.mark.parametrize(
+    ("change", "hung"),
+    [(_sleeps, 1), (_stops_first, 0), pytest.param(_stops, 1, marks=pytest.mark.slow)],
+)
 def test_a_rank_that_hangs_is_named(
     tiny: MakeConfig, tmp_path: Path, change: Callable[[int], None], hung: int
 ) -> None:
@@ -156,7 +158,7 @@ def test_a_rank_that_hangs_is_named(
     _assert_saved(config, 4)
 
 
-@pytest.mark.parametrize("to", [(), (1,)], ids=["all", "one"])
+@pytest.mark.parametrize("to", [pytest.param((), marks=pytest.mark.slow), (1,)], ids=["all", "one"])
 def test_ctrl_c_ends_all_ranks_with_one_line(
     tiny: MakeConfig, tmp_path: Path, to: tuple[int, ...]
 ) -> None:
@@ -235,6 +237,7 @@ def _fill_disk_for_a_while(rank: int) -> None:
     Trainer.train_step = train_step  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_survived_if_so_configured(
     tiny: MakeConfig, tmp_path: Path, small_disk: Path
 ) -> None:

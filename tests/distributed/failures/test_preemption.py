@@ -15,7 +15,7 @@ import pytest
 
 from simpro_fast.config import Config, dump_config
 from simpro_fast.distributed.launchers import _is_launcher, is_running
-from simpro_fast.distributed.stop_requests import PREEMPTED, StopRequests
+from simpro_fast.distributed.signals import PREEMPTED, StopRequests
 from simpro_fast.run.checkpoint import newest_whole
 from simpro_fast.training import trainer as module
 from simpro_fast.training.trainer import Trainer
@@ -81,7 +81,7 @@ def test_a_forked_child_keeps_its_signals_to_itself() -> None:
         os.kill(child, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
         assert requests.arrived() == set()
-        requests.defer()
+        requests.deferred = True
         os.kill(os.getpid(), signal.SIGTERM)
         assert requests.arrived() == {signal.SIGTERM}
         assert requests.reason == "SIGTERM"

@@ -1,4 +1,4 @@
-"""Checks that do a little of the real work: decode, make views, train, compare the kernels."""
+"""Checks that do a little of the real work: decode, compare the kernels with their references."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ from simpro_kernels import adjusted_cross_entropy, pseudo_label_cross_entropy
 from simpro_kernels.dispatch import choose
 
 from simpro_fast.cli.checks.table import Line
-from simpro_fast.config import Config
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.training.dry_run import seconds_per_step
-from simpro_fast.training.progress import clock
-from simpro_fast.training.trainer import Trainer
 
 SECONDS = 1.0
-"""How long each speed is measured."""
+"""How long decoding is measured."""
 # Rounding of float32 sums over a thousand classes stays far below this.
 _TOLERANCE = 1e-4
 
 
-def check_decoding(ranks: Ranks) -> Line:
+def check_decoding() -> Line:
     """Images a second of DALI's JPEG decoder, 256 x 256 pixels, on one thread of the processor."""
     from nvidia.dali import fn, pipeline_def
 
@@ -41,59 +37,14 @@ def check_decoding(ranks: Ranks) -> Line:
 
     pipeline = decode()
     pipeline.build()
-    rate = _rate(lambda: pipeline.run(), len(batch))
-    return Line("ok", f"{rate:,.0f} JPEG images/s of 256 px on one thread")
-
-
-def check_views(config: Config, ranks: Ranks) -> Line:
-    """Views a second of the data pipeline alone, decoding included."""
-    trainer = Trainer(config, ranks, write=False)
-    try:
-        steps = iter(range(10**6))
-        rate = _rate(lambda: trainer.loader.next(next(steps)), trainer.setup.views_per_step)
-    finally:
-        trainer.close()
-    per_rank = f", {rate / ranks.world_size:,.0f} per rank" if ranks.world_size > 1 else ""
-    side = trainer.setup.dataset.image_size
-    return Line("ok", f"{rate:,.0f} augmented views/s of {side} px from {_what(config)}{per_rank}")
-
-
-def _what(config: Config) -> str:
-    data = config.data
-    if data.name != "images":
-        return data.name
-    return "the packed images" if data.packed else "the image files"
-
-
-def _rate(work: Callable[[], object], count: int) -> float:
-    """Things a second, `count` of them in each call."""
     for _ in range(2):
-        work()
+        pipeline.run()
     started, calls = time.perf_counter(), 0
-    while time.perf_counter() - started < SECONDS:
-        work()
+    while (seconds := time.perf_counter() - started) < SECONDS:
+        pipeline.run()
         calls += 1
-    return calls * count / (time.perf_counter() - started)
-
-
-def check_training(config: Config, ranks: Ranks, *, whole: bool) -> Line:
-    """Some steps of the real trainer over all ranks; with `whole`, how long the run would take."""
-    trainer = Trainer(config, ranks, write=False)
-    try:
-        trainer.train_step()
-        seconds = seconds_per_step(trainer)
-        loss = trainer.meter.finish(ranks)["loss"]
-    finally:
-        trainer.close()
-    text = (
-        f"{config.model.name} on {_what(config)}, engine {config.distributed.engine}: "
-        f"loss {loss:.3f}, {seconds:.3g} s/step of {trainer.setup.views_per_step} views"
-    )
-    if whole:
-        text += f", {config.train.steps} steps in about {clock(config.train.steps * seconds)}"
-    if loss is None or not np.isfinite(loss):
-        return Line("problem", text, "please report this table as an issue")
-    return Line("ok", text)
+    rate = calls * len(batch) / seconds
+    return Line("ok", f"{rate:,.0f} JPEG images/s of 256 px on one thread")
 
 
 def check_kernels(ranks: Ranks) -> Line:
