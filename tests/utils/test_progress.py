@@ -44,6 +44,8 @@ def test_a_bar_or_a_line_or_nothing(
     line: bool,
 ) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal() if terminal else io.StringIO())
+    # One of an earlier test would write to a stream that is closed.
+    monkeypatch.setattr(logging.getLogger("simpro_fast"), "handlers", [])
     with caplog.at_level(logging.INFO):
         show(mode, main=main)
     drawn = sys.stderr.getvalue()  # type: ignore[attr-defined]
