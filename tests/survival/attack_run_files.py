@@ -59,7 +59,7 @@ def changed(tree: Any, place: Place, value: Any) -> Any:
 def look_at(run: Path) -> list[Group]:
     """All that `watch` and `report` read and say, but for the figures."""
     said = io.StringIO()
-    rendered(frame(read_live(run), said), said, 100)
+    rendered(frame(read_live(run), said, 100, 40), said, 100)
     runs = [with_state(load_run(run))]
     groups = group_runs(runs)
     notes = [*check_same_split(runs), *filter(None, map(seeds_that_differ, groups))]

@@ -103,10 +103,10 @@ def test_folder_one_level_too_high(tmp_path: Path) -> None:
         scan_folders(root, [root / "unlabeled"])
     with pytest.raises(ConfigError, match="labeled, unlabeled, val are parts of a data set"):
         scan_folders(root / "labeled", [root / "unlabeled"], root)
-    (root / "unlabeled").rename(tmp_path / "photos")
+    (root / "unlabeled").rename(tmp_path / "pictures")
     (root / "val").rename(tmp_path / "val")
     with pytest.raises(ConfigError, match=f"the folders cats, dogs, owls.*give {root}/labeled"):
-        scan_folders(root, [tmp_path / "photos"])
+        scan_folders(root, [tmp_path / "pictures"])
 
 
 def test_classes_whose_names_hold_folders_of_their_own_stay(tmp_path: Path) -> None:
