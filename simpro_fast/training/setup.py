@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from simpro_fast.answers.model_file import DESCRIPTION, WEIGHTS, read_model_file
 from simpro_fast.config import Config
 from simpro_fast.data.batch import BatchLayout, Loader, LoaderSettings, rank_layout
 from simpro_fast.data.datasets.base import ArrayDataset
@@ -97,12 +98,18 @@ class Setup:
 def normalised(dataset: ArrayDataset, config: Config) -> tuple[ArrayDataset, str]:
     """The data set with the mean and standard deviation to train with, and whose they are.
 
-    `data.mean` and `data.std`, else what `model.weights` expect, else the set's own.
+    `data.mean` and `data.std`, else what `model.weights` expect, by the model.json of the run that
+    they are of or by timm, else the set's own.
     """
     data, model = config.data, config.model
     if data.mean is not None and data.std is not None:
         return replace(dataset, mean=data.mean, std=data.std), "data.mean, data.std"
     found = weights_statistics(model)
+    if model.weights is not None and model.weights.name == WEIGHTS:
+        described = model.weights.with_name(DESCRIPTION)
+        if described.is_file():
+            run = read_model_file(described)
+            found = run.mean, run.std
     if found is None:
         unknown = " (what model.weights expect is not known)" if model.weights else ""
         return dataset, f"the data set's own{unknown}"

@@ -142,6 +142,16 @@ def test_what_is_exported_is_the_whole_network(of_backbone: MakeConfig, head: st
     assert summary["top1"] > 20
 
 
+def test_weights_of_a_run_are_normalised_as_it_was(tiny: MakeConfig) -> None:
+    first = tiny({"name": "first", "data.mean": [0.1, 0.2, 0.3], "data.std": [0.5] * 3})
+    train(first)
+    again = tiny({"name": "again", "model.weights": str(first.run_dir / "model.safetensors")})
+    trainer = Trainer(again, start_ranks(again), write=False)
+    trainer.close()
+    assert trainer.setup.dataset.mean == (0.1, 0.2, 0.3)
+    assert "of the weights" in trainer.setup.normalised_by
+
+
 def test_an_interrupted_run_equals_the_unbroken_one(of_backbone: MakeConfig) -> None:
     unbroken, broken = (of_backbone({"name": name}) for name in ("whole", "parts"))
     train(unbroken)
