@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import pytest
@@ -18,6 +18,12 @@ import torch.distributed as dist
 # Triton decides at its first import whether it interprets kernels; some tests import it early.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# The key of inductor's cache leaves out ATEN_CPU_CAPABILITY, so code for one set of instructions
+# would be taken for another.
+os.environ.setdefault(
+    "TORCHINDUCTOR_CACHE_DIR",
+    f"{gettempdir()}/simpro-inductor-{os.getuid()}-{torch.backends.cpu.get_cpu_capability()}",
+)
 
 from simpro_fast.config import Config, parse_config
 from tests import processes
