@@ -107,6 +107,12 @@ def test_the_gpu_check_says_that_there_is_no_gpu(tmp_path: Path) -> None:
     assert "no CUDA device is visible to torch" in done.stdout + done.stderr
 
 
+def test_the_bench_of_cached_features_runs() -> None:
+    done = bench("bench_features.py", "--smoke")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "'what': 'embed'" in done.stdout and "'what': 'cached steps'" in done.stdout
+
+
 def test_ours_and_the_baseline_do_the_same_mathematics() -> None:
     """The bench refuses to time two programs whose losses or updates differ."""
     done = bench("end_to_end.py", *DIGITS, "--part", "train")
