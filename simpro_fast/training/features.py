@@ -147,8 +147,7 @@ class FeatureExtractor(nn.Module):
     def forward(self, views: Tensor) -> Tensor:
         with torch.autocast(views.device.type, torch.bfloat16, enabled=self._bf16):
             self._network(views)
-        features = self._seen.pop()
-        return features
+        return self._seen.pop()
 
 
 @dataclass(frozen=True)
@@ -181,16 +180,18 @@ def embed(
         resume: go on with an unfinished folder; without it the folder must be empty.
 
     Raises:
-        ConfigError: the numbers of views, or `resume` of features of something else.
-        UserError: the folder is in use or not empty; images or weights cannot be read.
+        ConfigError: no weights are given, the numbers of views do not fit, or `resume` of features
+            of something else.
+        UserError: the folder is in use or not empty; images or weights cannot be read; a feature is
+            not finite.
         OutputError: the disk is full.
     """
     if weak < 1 or strong % weak:
         raise ConfigError(f"--strong {strong} must be a multiple of --weak {weak}, at least 1")
+    described = describe(config, dataset, dataset.fingerprint())
     network = pretrained_network(config, dataset).to(ranks.device)
-    described = describe(config, dataset, dataset.fingerprint()).model_copy(
-        update={"weak": weak, "strong": strong, "features": feature_size(network)}
-    )
+    sizes = {"weak": weak, "strong": strong, "features": feature_size(network)}
+    described = described.model_copy(update=sizes)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / ".lock", "choose another --output", wait=False, remove=True):
         done = _begun(folder, described, resume=resume)
@@ -200,7 +201,13 @@ def embed(
         saved = time.monotonic()
         for number, one in enumerate(passes.after(done), start=done + 1):
             features, rows, views = one.features()
-            arrays[one.part][rows, views] = features.to("cpu", torch.float16).numpy()
+            kept = features.to("cpu", torch.float16)
+            if not kept.isfinite().all():
+                raise UserError(
+                    f"{config.model.weights}: a feature of {one.part} is not finite in float16; "
+                    "check data.mean and data.std, or take other weights"
+                )
+            arrays[one.part][rows, views] = kept.numpy()
             if time.monotonic() - saved > SAVE_EVERY:
                 _note(folder, arrays, described, number)
                 saved = time.monotonic()

@@ -155,7 +155,7 @@ def check_same_run(
         old, new = (str(of.get(what, "none"))[:12] for of in (saved, fingerprint))
         if saved.get(what) != fingerprint.get(what):
             raise UserError(
-                f"{path} was trained on other {what} ({old} against {new} now); "
+                f"{path} was trained on another {what} ({old} against {new} now); "
                 "restore the files, or start a new run"
             )
     if saved.get(FILES, fingerprint[FILES]) != fingerprint[FILES]:

@@ -73,7 +73,7 @@ def test_labels_join_and_training_goes_on_from_the_model(
     summary = json.loads(Path("runs/second/seed1/summary.json").read_text())
     assert summary["labeled_counts"] == [6, 4, 4]
     assert train([f"--config={root}/own.yaml", "name=first", *SHORT, "train.steps=3"]) == 1
-    assert "was trained on other data" in error(capsys), "the old run is not taken for the new"
+    assert "was trained on another data" in error(capsys), "the old run is not taken for the new"
 
 
 def test_labels_without_a_list(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,6 +129,18 @@ def test_an_interrupted_folder_goes_on_to_the_same_bytes(
         run_embed(config, target, resume=True)
 
 
+def test_features_that_float16_cannot_hold_are_refused(
+    tiny: MakeConfig, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extract = module.FeatureExtractor.forward
+    monkeypatch.setattr(
+        module.FeatureExtractor, "forward", lambda self, views: 1e6 * extract(self, views)
+    )
+    config = tiny({"model.weights": str(folder / "backbone.safetensors")})
+    with pytest.raises(UserError, match="not finite in float16"):
+        run_embed(config, tmp_path / "large")
+
+
 @pytest.mark.parametrize("head", ["linear", "mlp"])
 def test_what_is_exported_is_the_whole_network(of_backbone: MakeConfig, head: str) -> None:
     config = of_backbone({"model.head": head, "train.steps": 200, "checkpoint.every": 200})
@@ -220,3 +232,5 @@ def test_the_command(
     assert run_verb("embed", [*words, *output]) == 1
     assert run_verb("embed", [*words, *output[:2], "--weak", "2", "--strong", "3"]) == 2
     assert "must be a multiple of --weak 2" in capsys.readouterr().err
+    assert run_verb("embed", [words[0], "--output", str(tmp_path / "none")]) == 2
+    assert "set model.weights" in capsys.readouterr().err and not (tmp_path / "none").exists()

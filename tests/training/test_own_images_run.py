@@ -104,7 +104,7 @@ def test_interrupted_run_equals_the_unbroken_one(
 def test_changed_file_list_is_noticed(tiny: MakeConfig, root: Path) -> None:
     train(tiny(folders(root, **{"train.steps": 8})))
     (root / "unlabeled/003.jpg").unlink()
-    with pytest.raises(UserError, match="trained on other data"):
+    with pytest.raises(UserError, match="trained on another data"):
         train(tiny(folders(root)))
 
 

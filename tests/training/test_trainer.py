@@ -302,7 +302,7 @@ def test_changed_data_is_refused(tiny: MakeConfig, monkeypatch: pytest.MonkeyPat
         return dataclasses.replace(dataset, images=images)
 
     monkeypatch.setattr(module, "load_dataset", other)
-    with pytest.raises(UserError, match="trained on other data"):
+    with pytest.raises(UserError, match="trained on another data"):
         train(tiny({"train.steps": 20}))
 
 
@@ -317,7 +317,7 @@ def test_another_split_under_the_same_configuration_is_refused(
     np.savez(file, **split)
     train(config)
     np.savez(file, **{**split, "unlabeled": split["unlabeled"][1:]})
-    with pytest.raises(UserError, match="trained on other split"):
+    with pytest.raises(UserError, match="trained on another split"):
         train(tiny({"data.split_file": str(file), "train.steps": 20}))
 
 
