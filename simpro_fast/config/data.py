@@ -53,6 +53,9 @@ class DataConfig(Section):
     test_per_class: int | None = Field(None, gt=0)
     """Test images per class: held out of a set that has no test part (digits); of other sets at
     most as many are tested, the same for every seed. None: the whole test part."""
+    split_seed: int | None = Field(None, ge=0, lt=2**63)
+    """Draws anew which images of each class are labeled, unlabeled and held out, whatever `seed`;
+    None: the published rule, the first ones of each class in the order of the data set."""
     split_file: FilePath | None = Field(None, **NOTHING)
     """A `split.npz` with the index lists `labeled`, `unlabeled`, `test` to use as they are."""
     overlap: bool = False
@@ -164,6 +167,8 @@ class DataConfig(Section):
             raise ValueError(
                 f"classes is for name=synthetic; {self.name} knows its own, leave it out"
             )
+        if self.split_file is not None and self.split_seed is not None:
+            raise ValueError("split_file holds the split, split_seed draws one; keep one of them")
         if self.labeled_fraction is None:
             if self.total_max is not None:
                 raise ValueError("total_max needs labeled_fraction, the labeled share of it")

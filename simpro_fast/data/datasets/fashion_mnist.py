@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import (
@@ -19,7 +20,7 @@ from simpro_fast.utils.errors import ConfigError, UserError
 
 _SIDE = 28
 _STD = {28: 0.3530, 14: 0.3301}
-"""Standard deviation of the pixels, by side of the images."""
+"""Standard deviation of the pixels, by side of the images; of larger ones that of 28 px."""
 _FASHION_DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 _FASHION_CLASSES = (
     "T-shirt/top",
@@ -38,12 +39,14 @@ _FASHION_CLASSES = (
 def load_fashion_mnist(data: DataConfig) -> ArrayDataset:
     """Fashion-MNIST from its four idx files, compressed or not.
 
-    With `data.image_size=14` a pixel is the mean of four, for runs at a quarter of the cost.
+    With `data.image_size=14` a pixel is the mean of four, for runs at a quarter of the cost; a
+    larger size, as pretrained networks want it, is bilinear.
     """
     side = data.image_size or _SIDE
-    if side not in _STD:
+    if side < _SIDE and side not in _STD:
         raise ConfigError(
-            f"data.image_size={side}: fashion_mnist is used at 28 or 14 px; set one of these"
+            f"data.image_size={side}: fashion_mnist is used at 14 px, or 28 and more; set one of "
+            "these"
         )
     root = data.root or _FASHION_DEBIAN
     parts = {}
@@ -53,7 +56,7 @@ def load_fashion_mnist(data: DataConfig) -> ArrayDataset:
         images, labels = read_idx(images_path), read_idx(labels_path)
         if images.ndim != 3 or images.shape[1:] != (_SIDE, _SIDE):
             raise UserError(f"{images_path}: holds {list(images.shape)}, expected [N, 28, 28]")
-        images = _halved(images) if side < _SIDE else images
+        images = _resized(images, side)
         parts[part] = gray_to_rgb(images), checked_labels(labels, len(images), 10, str(labels_path))
     return ArrayDataset(
         name="fashion_mnist",
@@ -63,13 +66,18 @@ def load_fashion_mnist(data: DataConfig) -> ArrayDataset:
         test_images=parts["test"][0],
         test_labels=parts["test"][1],
         mean=(0.2860, 0.2860, 0.2860),
-        std=(_STD[side],) * 3,
+        std=(_STD.get(side, _STD[_SIDE]),) * 3,
         flip=True,
     )
 
 
-def _halved(images: np.ndarray) -> np.ndarray:
-    """uint8 [N, H, W] to [N, H/2, W/2]: the mean of each four pixels, halves up."""
+def _resized(images: np.ndarray, side: int) -> np.ndarray:
+    """uint8 [N, 28, 28] to [N, side, side]; half of it is the mean of four pixels, halves up."""
+    if side == _SIDE:
+        return images
+    if side > _SIDE:
+        resize = Image.Resampling.BILINEAR
+        return np.stack([Image.fromarray(image).resize((side, side), resize) for image in images])
     four = images[:, ::2, ::2].astype(np.uint16)
     for y, x in ((0, 1), (1, 0), (1, 1)):
         four += images[:, y::2, x::2]

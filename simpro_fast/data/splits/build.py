@@ -1,7 +1,7 @@
 """Long-tailed splits by the rules of the released SimPro code.
 
-Class counts follow an exponential law with truncation, and per class, in data set order, the first
-N_k images are labeled and the next M_k unlabeled.
+Class counts follow an exponential law with truncation, and per class the first N_k images are
+labeled and the next M_k unlabeled: in data set order, or in an order that `data.split_seed` draws.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def make_split(data: DataConfig, dataset: ArrayDataset, seed: int) -> Split:
             f"data.overlap=true: {dataset.name} has an unlabeled part of its own, which does not "
             "hold the labeled images; leave it out"
         )
-    rows_by_class = _rows_by_class(dataset.labels, dataset.num_classes)
+    rows_by_class = _rows_by_class(dataset.labels, dataset.num_classes, data.split_seed)
     held_out = _held_out(data, dataset, rows_by_class)
     rest = [own[: len(own) - len(held)] for own, held in zip(rows_by_class, held_out, strict=True)]
     labeled, unlabeled = wanted_counts(data, [len(own) for own in rest], dataset.class_names, seed)
@@ -67,9 +67,14 @@ def make_split(data: DataConfig, dataset: ArrayDataset, seed: int) -> Split:
     )
 
 
-def _rows_by_class(labels: np.ndarray, num_classes: int) -> list[np.ndarray]:
-    """Dataset rows of each class, int64, ascending."""
-    order = np.argsort(labels, kind="stable").astype(np.int64)
+def _rows_by_class(labels: np.ndarray, num_classes: int, seed: int | None) -> list[np.ndarray]:
+    """Dataset rows of each class, int64: ascending, or in a random order."""
+    if seed is None:
+        order = np.argsort(labels, kind="stable").astype(np.int64)
+    else:
+        # Raw words of a counter-based generator: the same with every version of NumPy.
+        tickets = np.random.Philox(key=seed).random_raw(len(labels))
+        order = np.lexsort((tickets, labels)).astype(np.int64)
     borders = np.searchsorted(labels[order], np.arange(num_classes + 1))
     return [order[borders[k] : borders[k + 1]] for k in range(num_classes)]
 

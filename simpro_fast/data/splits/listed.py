@@ -22,8 +22,9 @@ from simpro_fast.utils.errors import ConfigError, UserError
 def listed_split(data: DataConfig, dataset: ArrayDataset) -> Split:
     """Dataset rows as the files are sorted into folders; without val, some labeled ones held out.
 
-    The held-out images are the first of each class in the order of a hash of their names: the
-    same whatever the seed and wherever the files lie, and not simply the oldest or the newest.
+    The held-out images are the first of each class in the order of a hash of their names and of
+    `data.split_seed`: the same whatever the run's seed and wherever the files lie, and not simply
+    the oldest or the newest.
     """
     assert isinstance(dataset, ImageListDataset)
     rows, labels = dataset.manifest.rows, dataset.labels
@@ -39,7 +40,7 @@ def listed_split(data: DataConfig, dataset: ArrayDataset) -> Split:
                 f"data.holdout_per_class={data.holdout_per_class}: there are {len(test)} val "
                 "images already; leave it out"
             )
-        labeled, test = _hold_out(data.holdout_per_class, dataset, labeled)
+        labeled, test = _hold_out(data, dataset, labeled)
     unlabeled = parts["unlabeled"]
     if data.overlap:
         unlabeled = np.concatenate([labeled, np.setdiff1d(unlabeled, labeled)])
@@ -47,15 +48,16 @@ def listed_split(data: DataConfig, dataset: ArrayDataset) -> Split:
 
 
 def _hold_out(
-    per_class: int, dataset: ImageListDataset, labeled_rows: np.ndarray
+    data: DataConfig, dataset: ImageListDataset, labeled_rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Dataset rows (kept, held out); no content is in both: copies of held-out images go."""
-    kept, held = [], []
+    per_class, kept, held = data.holdout_per_class, [], []
+    salt = "" if data.split_seed is None else f"{data.split_seed}/"
     rows = dataset.manifest.rows
 
     def order(i: int) -> tuple[bytes, str, str]:
         name = os.path.basename(rows[i].member or rows[i].path)
-        digest = hashlib.sha256(os.fsencode(f"{rows[i].label}/{name}")).digest()
+        digest = hashlib.sha256(os.fsencode(f"{salt}{rows[i].label}/{name}")).digest()
         return digest, rows[i].path, rows[i].member
 
     for k, name in enumerate(dataset.class_names):

@@ -63,7 +63,7 @@ def test_missing_files_and_where_to_get_them_are_named(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("digits", 20), ("fashion_mnist", 32), ("cifar10", 64), ("svhn", 64)]
+    ("name", "size"), [("digits", 20), ("fashion_mnist", 20), ("cifar10", 64), ("svhn", 64)]
 )
 def test_a_size_that_the_set_does_not_have(name: str, size: int) -> None:
     with pytest.raises(ConfigError, match=rf"data\.image_size={size}: "):
@@ -101,8 +101,13 @@ def test_fashion_mnist_format(tmp_path: Path) -> None:
     assert dataset.class_names[9] == "Ankle boot"
 
 
-def test_fashion_mnist_has_two_sizes(tmp_path: Path) -> None:
+def test_fashion_mnist_has_smaller_and_larger_sizes(tmp_path: Path) -> None:
     write_fashion(tmp_path)
+    larger = load_dataset(DataConfig(name="fashion_mnist", root=tmp_path, image_size=56)).images
+    assert larger.shape == (20, 56, 56, 3)
+    first = np.random.default_rng(0).integers(0, 256, (20, 28, 28))[0]
+    middle = larger[0, 26:30, 26:30, 0].mean()  # of what lies around it
+    assert abs(middle - first[12:16, 12:16].mean()) < 64
     whole, half = (
         load_dataset(DataConfig(name="fashion_mnist", root=tmp_path, image_size=side))
         for side in (28, 14)

@@ -97,6 +97,24 @@ def test_random_is_a_pure_function_of_the_seed() -> None:
 # Index lists
 
 
+def test_split_seed_draws_rows_anew_and_nothing_else() -> None:
+    dataset = make_dataset([40, 40, 40], test_sizes=None)
+    keys = {"unlabeled_distribution": "reversed", "test_per_class": 6}
+    published, *drawn = (
+        make_split(config(**keys, split_seed=seed), dataset, seed=run)
+        for seed, run in ((None, 1), (1, 1), (2, 1), (1, 9))
+    )
+    lists = [(s.labeled.tolist(), s.unlabeled.tolist(), s.test.tolist()) for s in drawn]
+    assert lists[0] == lists[2]  # whatever the run's seed
+    for split, rows in zip(drawn, lists, strict=True):
+        assert split.labeled_counts == published.labeled_counts
+        assert split.unlabeled_counts == published.unlabeled_counts
+        flat = [row for part in rows for row in part]
+        assert len(set(flat)) == len(flat)
+    for one, other in zip(lists[0], lists[1], strict=True):
+        assert set(one) != set(other)
+
+
 def test_first_n_then_next_m_of_each_class() -> None:
     dataset = make_dataset([12, 12, 12], test_sizes=[5, 5, 5])
     split = make_split(config(unlabeled_distribution="reversed"), dataset, seed=1)
