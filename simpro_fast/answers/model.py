@@ -197,7 +197,7 @@ def load_model(
         )
     # The kernel that a GPU trained with is not asked for on a machine without one.
     network = file.model.model_copy(update={"norm_impl": "auto"})
-    module = build_model(network, len(file.class_names), file.image_size, seed=0)
+    module = build_model(network, len(file.class_names), file.image_size, seed=0, exported=True)
     _fill(module, weights, file.weights_sha256)
     return TrainedModel(module, file, pick_device(device))
 

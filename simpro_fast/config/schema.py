@@ -34,9 +34,9 @@ class ModelConfig(Section):
     """File to start from: safetensors or a torch state dict, or hf-hub:ORG/NAME in the local cache
     of the Hugging Face hub; a head of another shape is left out. A run that goes on from a
     checkpoint does not need it; if it is there it must be the same."""
-    head: Literal["linear", "mlp"] = "linear"
-    """The layers that give the logits: one linear layer, or one hidden layer as wide as the
-    features with GELU before it."""
+    head: Literal["linear", "cosine", "mlp"] = "linear"
+    """What gives the logits: one linear layer; 25 times the cosine of the features and each class's
+    weights; or one hidden layer as wide as the features, with GELU, before the linear one."""
     download: bool = Field(False, **NOTHING)
     """Fetch hf-hub:ORG/NAME where the local cache has not got it."""
     activation: Literal["leaky_relu", "relu", "silu"] | None = None

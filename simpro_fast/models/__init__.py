@@ -13,12 +13,14 @@ from simpro_fast.models.head import (
     HeadNetwork,
     MultiHead,
     Output,
+    UnitRows,
     adopt_parameters,
     classifier_of,
     feature_size,
     head_of,
     head_tensors,
     plain_copy,
+    start_at_zero,
 )
 from simpro_fast.models.hub import weights_file, weights_statistics
 from simpro_fast.models.pretrained import PretrainedReport, load_pretrained, weights_sha256
@@ -30,6 +32,7 @@ __all__ = [
     "MultiHead",
     "Output",
     "PretrainedReport",
+    "UnitRows",
     "adopt_parameters",
     "average_buffers",
     "batch_norm_share",
@@ -45,6 +48,7 @@ __all__ = [
     "needs_import",
     "plain_copy",
     "register_model",
+    "start_at_zero",
     "weights_file",
     "weights_sha256",
     "weights_statistics",

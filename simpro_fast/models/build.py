@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from simpro_fast.config.schema import ModelConfig
 from simpro_fast.models import resnet, small_cnn, wideresnet
-from simpro_fast.models.head import give_heads, give_mlp
+from simpro_fast.models.head import give_classifier, give_heads
 from simpro_fast.models.layers import Activation, MakeNorm, NormAct
 from simpro_fast.models.timm_nets import PREFIX, build_timm, timm_names
 from simpro_fast.utils.dotted_path import import_function, is_dotted
@@ -71,6 +71,7 @@ def build_model(
     heads: int = 1,
     branches: int = 0,
     with_features: bool = False,
+    exported: bool = False,
 ) -> nn.Module:
     """The network `model.name` on the CPU, in training mode, freshly initialised.
 
@@ -85,6 +86,7 @@ def build_model(
         image_size: side in pixels; the networks take any from 8 up.
         seed: decides the initial weights alone; torch's global generators are left as they were.
         heads, branches, with_features: what a method asks for besides one head, see `give_heads`.
+        exported: for weights of a finished run, see `CosineHead`.
 
     Returns:
         Module from float [N, 3, H, W] to logits [N, K], or to what `MultiHead` gives.
@@ -103,8 +105,7 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         network = _construct(model, num_classes, image_size)
-        if model.head == "mlp":
-            give_mlp(network)
+        give_classifier(network, model.head, exported=exported)
     if branches and model.name.startswith(PREFIX):
         raise ConfigError(
             f"model.name={model.name}: the method puts batch norms before the pool, which works in "

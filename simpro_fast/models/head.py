@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from simpro_fast.models.layers import NormAct
@@ -23,6 +24,39 @@ def head_of(model: nn.Module) -> nn.Module:
     return [m for m in layers if any(True for _ in m.parameters(recurse=False))][-1]
 
 
+class UnitLength(nn.Module):
+    """Features [..., D] of length `SCALE` each."""
+
+    SCALE = 25.0
+    """Logits of a cosine head are between plus and minus this (as in LIFT, arXiv 2309.10019)."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.SCALE * F.normalize(features, dim=-1)
+
+
+class CosineHead(nn.Sequential):
+    """`model.head=cosine`: 25 times the cosine of features [..., D] and each class's weights.
+
+    Args:
+        exported: with one plain linear layer in place of the one that keeps its rows at length 1,
+            into which every method's test rule fits.
+    """
+
+    def __init__(self, features: int, num_classes: int, *, exported: bool) -> None:
+        last = nn.Linear(features, num_classes) if exported else UnitRows(features, num_classes)
+        super().__init__(UnitLength(), last)
+
+
+class UnitRows(nn.Linear):
+    """A linear layer without bias whose weights are used at length 1 for each class."""
+
+    def __init__(self, features: int, num_classes: int) -> None:
+        super().__init__(features, num_classes, bias=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return F.linear(features, F.normalize(self.weight, dim=-1))
+
+
 class MlpHead(nn.Sequential):
     """`model.head=mlp`: features [..., D], D hidden units with GELU, logits [..., K]."""
 
@@ -32,20 +66,34 @@ class MlpHead(nn.Sequential):
 
 
 def classifier_of(network: nn.Module) -> nn.Module:
-    """Everything that comes after the features: the head, with its hidden layer if it has one."""
-    return next((m for m in network.modules() if isinstance(m, MlpHead)), head_of(network))
+    """Everything that comes after the features: the head, with what belongs to it before."""
+    whole = (m for m in network.modules() if isinstance(m, MlpHead | CosineHead))
+    return next(whole, head_of(network))
 
 
 class HeadNetwork(nn.Module):
-    """A classifier alone, as the network that is trained on cached features [n, D]."""
+    """A classifier alone, as the network that is trained on cached features [n, D].
 
-    def __init__(self, classifier: nn.Module) -> None:
+    Args:
+        scale: what the features are multiplied with first, so that a learning rate fits whatever
+            the backbone.
+    """
+
+    def __init__(self, classifier: nn.Module, scale: float) -> None:
         super().__init__()
-        self.classifier = classifier
+        self.classifier, self.scale = classifier, scale
 
     def forward(self, features: Tensor) -> Output:
-        output: Output = self.classifier(features)
+        output: Output = self.classifier(self.scale * features)
         return output
+
+    @torch.no_grad()
+    def copy_to(self, classifier: nn.Module) -> None:
+        """Give its weights, as they are for features without the scale, to a like classifier."""
+        classifier.load_state_dict(self.classifier.state_dict())
+        if not isinstance(classifier, CosineHead):  # that takes no notice of it
+            first = next(m for m in classifier.modules() if isinstance(m, nn.Linear))
+            first.weight.mul_(self.scale)
 
 
 METHOD_PREFIX = "method_parameters."
@@ -83,6 +131,19 @@ def outside_backbone(network: nn.Module) -> list[nn.Parameter]:
     return [parameter for part in parts for parameter in part.parameters()]
 
 
+@torch.no_grad()
+def start_at_zero(network: nn.Module) -> None:
+    """Let all logits of a head be 0 at first, in place; the rows of a cosine head have no zero.
+
+    On features of a trained backbone random weights are noise that few labels do not remove: what
+    lies outside the span of the labeled features stays as it began (so in BiT and ViT as well).
+    """
+    head = head_of(network)
+    if isinstance(head, nn.Linear) and not isinstance(classifier_of(network), CosineHead):
+        for tensor in head.parameters():
+            tensor.zero_()
+
+
 def freeze_backbone(network: nn.Module) -> None:
     """Let only the head and the method's own parameters learn.
 
@@ -113,6 +174,7 @@ class MultiHead(nn.Linear):
         heads: H. branches: B, 0 for none.
         with_features: return (logits, features), the features [R, D] or [R, B, D]; so the whole
             network returns both, whatever it is.
+        unit_rows: weights are used at length 1 for each head and class, see `CosineHead`.
     """
 
     def __init__(
@@ -123,23 +185,28 @@ class MultiHead(nn.Linear):
         heads: int,
         branches: int = 0,
         with_features: bool,
+        unit_rows: bool = False,
     ) -> None:
-        super().__init__(features, heads * num_classes)
+        super().__init__(features, heads * num_classes, bias=not unit_rows)
         self.heads, self.branches, self.num_classes = heads, branches, num_classes
-        self.with_features = with_features
+        self.with_features, self.unit_rows = with_features, unit_rows
 
     def forward(self, features: Tensor) -> Output:  # type: ignore[override]
         seen = features.unflatten(1, (self.branches, -1)) if self.branches else features
         count = max(1, self.branches) * self.heads
-        logits = super().forward(seen)
+        logits = F.linear(seen, self.rows(), self.bias)
         if count > 1:
             logits = logits.reshape(len(logits), count, self.num_classes)
         return (logits, seen) if self.with_features else logits
 
     def logits(self, features: Tensor) -> Tensor:
         """Logits of other features, [..., D] to [..., H, K] or [..., K]."""
-        logits = super().forward(features)
+        logits = F.linear(features, self.rows(), self.bias)
         return logits.unflatten(-1, (self.heads, self.num_classes)) if self.heads > 1 else logits
+
+    def rows(self) -> Tensor:
+        """The weights [H * K, D] as they are used."""
+        return F.normalize(self.weight, dim=-1) if self.unit_rows else self.weight
 
 
 class BranchPool(nn.Module):
@@ -181,15 +248,23 @@ def feature_size(network: nn.Module) -> int:
     return head.in_features
 
 
-def give_mlp(network: nn.Module) -> None:
-    """Put an `MlpHead` in place of the head, in place; weights from torch's CPU generator.
+def give_classifier(network: nn.Module, kind: str, *, exported: bool) -> None:
+    """Put what `model.head` names in place of the head, in place; weights from torch's CPU
+    generator.
+
+    Args:
+        kind: linear leaves the network as it is. exported: see `CosineHead`.
 
     Raises:
         ConfigError: the head is no linear layer.
     """
+    if kind == "linear":
+        return
     size, old = feature_size(network), head_of(network)
     assert isinstance(old, nn.Linear)
-    _replace(network, old, MlpHead(size, old.out_features))
+    classes = old.out_features
+    new = MlpHead(size, classes) if kind == "mlp" else CosineHead(size, classes, exported=exported)
+    _replace(network, old, new)
 
 
 def give_heads(
@@ -214,15 +289,21 @@ def give_heads(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         new = MultiHead(
-            size, old.out_features, heads=heads, branches=branches, with_features=with_features
+            size,
+            old.out_features,
+            heads=heads,
+            branches=branches,
+            with_features=with_features,
+            unit_rows=isinstance(old, UnitRows),
         )
         for block in new.weight.detach().split(old.out_features):
             nn.init.xavier_normal_(block)
     with torch.no_grad():
-        nn.init.zeros_(new.bias)
         new.weight[: old.out_features].copy_(old.weight)
-        if old.bias is not None:
-            new.bias[: old.out_features].copy_(old.bias)
+        if new.bias is not None:
+            nn.init.zeros_(new.bias)
+            if old.bias is not None:
+                new.bias[: old.out_features].copy_(old.bias)
     _replace(network, old, new.to(old.weight.device, old.weight.dtype))
     if branches:
         pool = getattr(network, "pool", None) or getattr(network, "avgpool", None)
@@ -241,7 +322,9 @@ def head_tensors(network: nn.Module, classes: int) -> tuple[Tensor, Tensor, Tens
     """Weight [H, K, D] and bias [H, K] of the heads, scale and shift [max(B, 1), D] of branches."""
     head = head_of(network)
     assert isinstance(head, nn.Linear)
-    weight = head.weight.unflatten(0, (-1, classes))
+    unit = isinstance(head, UnitRows) or getattr(head, "unit_rows", False)
+    rows = F.normalize(head.weight, dim=-1) if unit else head.weight
+    weight = rows.unflatten(0, (-1, classes))
     bias = head.weight.new_zeros(weight.shape[:2]) if head.bias is None else head.bias
     branches = next((m for m in network.modules() if isinstance(m, BranchPool)), None)
     if branches is None:
@@ -251,12 +334,14 @@ def head_tensors(network: nn.Module, classes: int) -> tuple[Tensor, Tensor, Tens
 
 
 def plain_copy(network: nn.Module) -> nn.Module:
-    """A copy with one linear head and without branches: the network that a test rule fits into."""
+    """A copy with one linear head and without branches: the network that a test rule fits into, and
+    that is exported."""
     groups = [group for m in network.modules() if (group := getattr(m, "process_group", None))]
     plain = copy.deepcopy(network, {id(group): group for group in groups})
     head = head_of(plain)
-    if isinstance(head, MultiHead):
-        linear = nn.Linear(head.in_features, head.num_classes)
+    if isinstance(head, MultiHead | UnitRows):
+        classes = head.num_classes if isinstance(head, MultiHead) else head.out_features
+        linear = nn.Linear(head.in_features, classes)
         _replace(plain, head, linear.to(head.weight.device, head.weight.dtype))
     for module in list(plain.modules()):
         if isinstance(module, BranchPool):

@@ -48,6 +48,8 @@ class PretrainedReport:
     """Not in the file; they stay as initialised."""
     unexpected: tuple[str, ...]
     """In the file and not in the network."""
+    head: bool
+    """Whether the head was filled."""
     prefix: str = ""
     """Taken off the file's names."""
 
@@ -108,6 +110,7 @@ def load_pretrained(network: nn.Module, path: Path) -> PretrainedReport:
         total=len(own),
         dropped=dropped,
         missing=tuple(name for name in own if name not in given),
+        head=set(head_names) <= set(matched),
         unexpected=(*(name for name in given if name not in own), *others),
         prefix=prefix,
     )

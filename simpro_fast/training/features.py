@@ -84,6 +84,7 @@ def describe(config: Config, dataset: ArrayDataset, data: str) -> Description:
         weak=0,
         strong=0,
         features=0,
+        length=0.0,
     )
 
 
@@ -113,7 +114,9 @@ def pretrained_network(config: Config, dataset: ArrayDataset) -> nn.Module:
     """The whole network with the weights of `model.weights`, in evaluation mode on the CPU."""
     file = weights_file(config.model)
     assert file is not None
-    network = build_model(config.model, dataset.num_classes, dataset.image_size, seed=config.seed)
+    network = build_model(
+        config.model, dataset.num_classes, dataset.image_size, seed=config.seed, exported=True
+    )
     load_pretrained(network, file)
     return network.eval().requires_grad_(False)
 
@@ -124,7 +127,7 @@ def whole_network(config: Config, dataset: ArrayDataset, trained: nn.Module) -> 
         return trained
     assert isinstance(trained, HeadNetwork)
     network = pretrained_network(config, dataset)
-    classifier_of(network).load_state_dict(trained.classifier.state_dict())
+    trained.copy_to(classifier_of(network))
     return network
 
 
@@ -213,6 +216,7 @@ def embed(
                 saved = time.monotonic()
                 logger.info("%d of %d forward passes", number, passes.total)
         _note(folder, arrays, described, passes.total)
+        described = described.model_copy(update={"length": _mean_length(arrays["images"])})
         write_json(folder / DESCRIPTION, described.model_dump())
         (folder / PROGRESS).unlink()
     return described
@@ -263,6 +267,12 @@ def _note(folder: Path, arrays: dict[str, np.ndarray], described: Description, d
         assert isinstance(array, np.memmap)
         array.flush()
     write_json(folder / PROGRESS, {"digest": described.digest(), "done": done})
+
+
+def _mean_length(images: np.ndarray) -> float:
+    """Of view 0 of all images."""
+    blocks = (images[i : i + 4096, 0].astype(np.float64) for i in range(0, len(images), 4096))
+    return float(np.concatenate([np.linalg.norm(block, axis=1) for block in blocks]).mean())
 
 
 class _Passes:

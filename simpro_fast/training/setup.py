@@ -28,6 +28,7 @@ from simpro_fast.models import (
     convert_sync_batch_norm,
     head_of,
     load_pretrained,
+    start_at_zero,
     weights_file,
     weights_statistics,
 )
@@ -124,8 +125,7 @@ def build_student(setup: Setup, *, fresh: bool) -> tuple[nn.Module, PretrainedRe
         fresh: False leaves `model.weights` alone, since a checkpoint holds the weights itself.
     """
     config, ranks, needs = setup.config, setup.ranks, setup.needs
-    cached = isinstance(setup.dataset, FeatureDataset)
-    if cached and needs.branches:
+    if isinstance(setup.dataset, FeatureDataset) and needs.branches:
         raise ConfigError(
             f"train.features: method.name={config.method.name} puts batch norms before the pool, "
             "which cached features come after; train without them, or another method"
@@ -140,11 +140,13 @@ def build_student(setup: Setup, *, fresh: bool) -> tuple[nn.Module, PretrainedRe
         with_features=bool(needs.features or needs.teacher or needs.head),
     )
     pretrained: PretrainedReport | None = None
-    if cached:
-        model = HeadNetwork(classifier_of(model))
-    elif fresh and (file := weights_file(config.model)) is not None:
+    if fresh and (file := weights_file(config.model)) is not None:
         pretrained = load_pretrained(model, file)
         ranks.agree_on({"file of model.weights": pretrained.sha256[:12]})
+        if not pretrained.head:
+            start_at_zero(model)
+    if isinstance(setup.dataset, FeatureDataset):
+        model = HeadNetwork(classifier_of(model), setup.dataset.features.scale)
     model = model.to(ranks.device, weight_dtype(config))
     if ranks.world_size > 1 and config.distributed.sync_bn is True:
         model = convert_sync_batch_norm(model)

@@ -22,6 +22,7 @@ from simpro_fast.methods import Heads, Method, MethodOutput
 from simpro_fast.models import (
     ModelEMA,
     MultiHead,
+    UnitRows,
     average_buffers,
     batch_norm_share,
     first_rank_buffers,
@@ -62,7 +63,7 @@ class Step:
         share = {"average_buffers": average_buffers, False: first_rank_buffers}
         self._share_buffers = share.get(config.distributed.sync_bn)
         own_rule = type(self.method).test_head is not Method.test_head
-        several = isinstance(head_of(student), MultiHead)
+        several = isinstance(head_of(student), MultiHead | UnitRows)
         self._plain = plain_copy(self.average.module) if own_rule or several else None
         side, device = setup.dataset.image_size, setup.ranks.device
         image = torch.ones(1, 3, side, side, dtype=views_dtype(config), device=device)

@@ -141,17 +141,39 @@ def test_features_that_float16_cannot_hold_are_refused(
         run_embed(config, tmp_path / "large")
 
 
-@pytest.mark.parametrize("head", ["linear", "mlp"])
-def test_what_is_exported_is_the_whole_network(of_backbone: MakeConfig, head: str) -> None:
-    config = of_backbone({"model.head": head, "train.steps": 200, "checkpoint.every": 200})
-    summary = train(config)
-    model = load_model(config.run_dir, "cpu")
+@pytest.mark.parametrize(
+    ("head", "method"),
+    [("linear", "simpro"), ("mlp", "simpro"), ("cosine", "simpro"), ("cosine", "abc")],
+)
+def test_what_is_exported_is_the_whole_network(
+    of_backbone: MakeConfig, folder: Path, head: str, method: str
+) -> None:
+    steps = {"train.steps": 60, "checkpoint.every": 60}
+    config = of_backbone({"model.head": head, "method.name": method, **steps})
+    trainer = Trainer(config, start_ranks(config))
+    assert trainer.fit()["top1"] > 20
     dataset = load_dataset(config.data)
-    rows = np.load(config.run_dir / "split.npz")["test"]
-    logits = model.logits(dataset.images[rows])
-    right = (logits.argmax(1).numpy() == dataset.labels[rows]).mean()
-    assert 100 * right == pytest.approx(summary["top1"], abs=1.01)  # float16, one of a hundred
-    assert summary["top1"] > 20
+    cached = torch.from_numpy(np.load(folder / "made" / "images.npy")[:200, 0]).float()
+    with torch.no_grad():
+        trained = trainer.algorithm.network()(cached)
+    exported = load_model(config.run_dir, "cpu").logits(dataset.images[:200])
+    assert_close(exported, trained, 5e-3)  # float16
+    assert trained.abs().max() > 1
+
+
+def test_a_new_head_starts_at_zero_and_one_that_fits_as_it_was(
+    of_backbone: MakeConfig, folder: Path, tmp_path: Path
+) -> None:
+    trainer = Trainer(of_backbone(), start_ranks(of_backbone()), write=False)
+    trainer.close()
+    assert not any(p.any() for p in trainer.algorithm.student.parameters())
+    network = build_model(ModelConfig(name="small_cnn"), 10, 16, seed=3)
+    save_file(network.state_dict(), tmp_path / "fits.safetensors")
+    config = of_backbone({"train.features": None, "model.weights": f"{tmp_path}/fits.safetensors"})
+    trainer = Trainer(config, start_ranks(config), write=False)
+    trainer.close()
+    head = head_of(trainer.algorithm.student)
+    assert_close(head.weight, head_of(network).weight, 0.0)
 
 
 def test_weights_of_a_run_are_normalised_as_it_was(tiny: MakeConfig) -> None:

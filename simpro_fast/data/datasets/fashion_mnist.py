@@ -77,7 +77,8 @@ def _resized(images: np.ndarray, side: int) -> np.ndarray:
         return images
     if side > _SIDE:
         resize = Image.Resampling.BILINEAR
-        return np.stack([Image.fromarray(image).resize((side, side), resize) for image in images])
+        larger = (Image.fromarray(image).resize((side, side), resize) for image in images)
+        return np.stack([np.asarray(image) for image in larger])
     four = images[:, ::2, ::2].astype(np.uint16)
     for y, x in ((0, 1), (1, 0), (1, 1)):
         four += images[:, y::2, x::2]
