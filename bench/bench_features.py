@@ -30,7 +30,8 @@ from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.distributed.process_group import Ranks, start_ranks, stop_ranks
 from simpro_fast.models import build_model
-from simpro_fast.training.features import BATCH, FeatureExtractor, embed, pretrained_network
+from simpro_fast.training.embed import BATCH, embed
+from simpro_fast.training.features import FeatureExtractor, pretrained_network
 from simpro_fast.training.setup import normalised
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.errors import UserError

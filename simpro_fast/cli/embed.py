@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from simpro_fast.config import load_config
     from simpro_fast.data.datasets.registry import load_dataset
     from simpro_fast.distributed.process_group import start_ranks
-    from simpro_fast.training.features import embed
+    from simpro_fast.training.embed import embed
     from simpro_fast.training.setup import normalised
     from simpro_fast.utils.logs import log_to_terminal
 

@@ -97,7 +97,8 @@ class TrainConfig(Section):
     """On CUDA with precision=fp32: convolutions and products with TF32's 10-bit mantissa."""
     features: FilePath | None = Field(None, **NOTHING)
     """Folder of `simpro-fast embed` with the same data and model: only the head is trained, on
-    cached features of a frozen backbone. What they are of is compared."""
+    cached features of a frozen backbone. What they are of is compared. auto: made at the first
+    start, in `data.cache_dir` or beside the runs, for all runs with the same images and network."""
     weak_forward: Literal["concat", "no_grad"] = "concat"
     """`concat`: one pass over all views, as published; `no_grad`: the weak views first and without
     a backward pass, which changes what batch norm sees (docs/performance.md)."""

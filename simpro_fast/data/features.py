@@ -5,6 +5,7 @@ images.npy      float16 [N, 1 + weak + strong, D]: view 0 as evaluation sees the
                 then strong views
 unlabeled.npy   the same of unlabeled images that were published as a part of their own
 test.npy        float16 [T, 1, D] of the test images, where they are a part of their own
+damaged.json    rows of images that could not be read, with the reason; their features are zeros
 """
 
 from __future__ import annotations
@@ -12,21 +13,22 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field, Strict
 from torch import Tensor
 
 from simpro_fast.data.batch import Batch, LoaderSettings, StepCounter
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.sampling.draws import ShuffledOrder, Stream, below, raw_words
 from simpro_fast.data.sampling.labeled_order import Order, labeled_order
-from simpro_fast.data.splits.split import Split
+from simpro_fast.data.splits.split import Split, with_counts
 from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.file_schema import Count, FileSchema, read_as
 
-DESCRIPTION = "features.json"
+DESCRIPTION, DAMAGED = "features.json", "damaged.json"
 PARTS = ("images", "unlabeled", "test")
 LENGTH = 10.0
 """Mean Euclidean norm of the features as a head sees them. Those of backbones go from 10 to 100,
@@ -63,6 +65,25 @@ class Description(FileSchema):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
 
+Damaged = dict[str, dict[int, str]]
+"""Part of `PARTS` to row to reason."""
+
+
+Reasons = dict[Annotated[int, Strict(False)], str]
+
+
+class _DamagedFile(FileSchema):
+    images: Reasons = Field(default_factory=dict)
+    unlabeled: Reasons = Field(default_factory=dict)
+    test: Reasons = Field(default_factory=dict)
+
+
+def read_damaged(folder: Path) -> Damaged:
+    """Images without features. Raises UserError if the file that names them is damaged itself."""
+    path = folder / DAMAGED
+    return read_as(path, _DamagedFile).model_dump() if path.exists() else {}
+
+
 @dataclass(frozen=True)
 class Features:
     """An opened folder of cached features."""
@@ -71,11 +92,29 @@ class Features:
     description: Description
     arrays: dict[str, np.ndarray]
     """Memory-mapped; those of `PARTS` that the data set has."""
+    damaged: Damaged
 
     @property
     def scale(self) -> float:
         """What features are multiplied with before the head; then they are `LENGTH` long."""
         return LENGTH / max(self.description.length, 1e-6)
+
+    def usable(self, split: Split, dataset: ArrayDataset) -> Split:
+        """The split without images that have no features."""
+        rows = {part: np.array(list(found), np.int64) for part, found in self.damaged.items()}
+        none = np.zeros(0, np.int64)
+        own = rows.get("images", none)
+        pool = own if dataset.unlabeled_images is None else rows.get("unlabeled", none)
+        test = own if dataset.test_images is None else rows.get("test", none)
+        if not any(map(len, (own, pool, test))):
+            return split
+        return with_counts(
+            split.labeled[~np.isin(split.labeled, own)],
+            split.unlabeled[~np.isin(split.unlabeled, pool)],
+            split.test[~np.isin(split.test, test)],
+            dataset,
+            split.overlap,
+        )
 
     def dataset(self, of: ArrayDataset) -> FeatureDataset:
         """The data set with view 0 in place of its images."""
@@ -143,7 +182,7 @@ def open_features(folder: Path, expected: Description, dataset: ArrayDataset) ->
                 f"[{len(images)}, {views}, {found.features}]; make it anew by simpro-fast embed"
             )
         arrays[part] = array
-    return Features(folder, found, arrays)
+    return Features(folder, found, arrays, read_damaged(folder))
 
 
 class FeatureLoader:

@@ -78,6 +78,8 @@ class Summary(FileSchema):
     class_names: Annotated[list[str], Field(min_length=1)]
     pi_u: list[Share] | None
     top1_class_mean: Percent | None = None
+    probe_class_mean: Percent | None = None
+    neighbour_class_mean: Percent | None = None
     top1_mean_last20: Percent | None = None
     top1_best: Percent | None = None
     top_k: Count | None = None

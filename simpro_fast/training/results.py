@@ -28,6 +28,7 @@ from simpro_fast.models.head import METHOD_PREFIX
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.loggers import Loggers
 from simpro_fast.training.features import whole_network
+from simpro_fast.training.labels_alone import labels_alone
 from simpro_fast.training.metrics import kl_of_estimate
 from simpro_fast.training.pictures import confident_mistakes, views_figure
 from simpro_fast.training.setup import Setup
@@ -153,6 +154,7 @@ def summarise(trained: TrainedRun) -> dict[str, Any]:
         "steps": state.step,
         "top1": evaluation.top1 if evaluation else None,
         "top1_class_mean": evaluation.top1_class_mean if evaluation else None,
+        **labels_alone(setup),
         "top1_mean_last20": sum(top1[-20:]) / len(top1[-20:]) if top1 else None,
         "top1_best": max(top1, default=None),
         **_statistics(evaluation),

@@ -24,8 +24,8 @@ from simpro_fast.run.loggers import Loggers
 from simpro_fast.training.banner import announce
 from simpro_fast.training.begin import begin_run
 from simpro_fast.training.checkpoints import Checkpoints
+from simpro_fast.training.embed import cached
 from simpro_fast.training.engine.optim import learning_rate
-from simpro_fast.training.features import cached
 from simpro_fast.training.measure import evaluate_split, unlabeled_shares
 from simpro_fast.training.metrics import (
     Meter,
@@ -75,7 +75,7 @@ class Trainer:
         dataset, normalised_by = normalised(load_dataset(config.data), config)
         split = make_split(config.data, dataset, config.seed)
         fingerprint = agreed_fingerprint(dataset, split, ranks)
-        dataset = cached(config, dataset, fingerprint)
+        dataset, split = cached(config, dataset, split, fingerprint, ranks, write=write)
         self.setup = Setup(config, ranks, dataset, split, normalised_by)
         self.state = RunState(split)
         self._make_loader = make_loader

@@ -20,17 +20,19 @@ from simpro_fast.config import Config
 from simpro_fast.config.schema import ModelConfig
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.distributed.process_group import start_ranks
-from simpro_fast.models import build_model, head_of
-from simpro_fast.training import features as module
-from simpro_fast.training.features import embed
+from simpro_fast.models import build_model, head_of, load_pretrained
+from simpro_fast.training import embed as module
+from simpro_fast.training.embed import embed
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.errors import ConfigError, UserError
+from tests.data.image_folders import cut, tidy
 from tests.distributed.outcomes import outcome
 from tests.distributed.rank_runs import dump, on_ranks
 from tests.distributed.rank_runs import train as train_on_ranks
 from tests.equality import assert_close
 from tests.training.test_every_method import OURS, changes_of
 from tests.training.test_method_protocol import interrupted
+from tests.training.test_own_images_run import folders
 from tests.training.test_trainer import train
 
 MakeConfig = Callable[..., Config]
@@ -79,7 +81,7 @@ def test_view_0_is_what_evaluation_sees_and_all_views_are_there(
     dataset = load_dataset(config.data)
     assert found.shape == (1797, 7, 128) and np.isfinite(found).all()
     network = build_model(config.model, 10, dataset.image_size).eval()
-    module.load_pretrained(network, folder / "backbone.safetensors")
+    load_pretrained(network, folder / "backbone.safetensors")
     seen: list[Tensor] = []
     head_of(network).register_forward_pre_hook(lambda _, x: seen.append(x[0]))
     with torch.no_grad():
@@ -159,6 +161,63 @@ def test_what_is_exported_is_the_whole_network(
     exported = load_model(config.run_dir, "cpu").logits(dataset.images[:200])
     assert_close(exported, trained, 5e-3)  # float16
     assert trained.abs().max() > 1
+
+
+def test_auto_makes_them_once_for_all_runs(
+    of_backbone: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"train.features": "auto", "data.cache_dir": str(tmp_path / "cache")}
+    with pytest.raises(UserError, match="a dry run makes none"):
+        Trainer(of_backbone(changes), start_ranks(of_backbone()), write=False)
+    train(of_backbone(changes))
+    (made,) = (tmp_path / "cache").iterdir()
+    assert (made / "features.json").is_file()
+    monkeypatch.setattr(module, "embed", None)  # it would fail if it were asked again
+    train(of_backbone({**changes, "name": "again"}))
+    train(of_backbone(changes))  # a finished run
+
+
+def test_the_labels_alone_are_told_beside_the_run(
+    of_backbone: MakeConfig, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = of_backbone()
+    summary = train(config)
+    split = np.load(config.run_dir / "split.npz")
+    features = np.load(folder / "made" / "images.npy")[:, 0].astype(np.float64)
+    labels = load_dataset(config.data).labels
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    recalls: list[list[bool]] = [[] for _ in range(10)]
+    for row in split["test"]:
+        nearest = max(split["labeled"], key=lambda other: unit[row] @ unit[other])
+        recalls[labels[row]].append(labels[nearest] == labels[row])
+    expected = 100 * np.mean([np.mean(found) for found in recalls])
+    assert summary["neighbour_class_mean"] == pytest.approx(expected)
+    assert 20 < summary["probe_class_mean"] <= 100
+    assert "nearest labeled image" in capsys.readouterr().out
+
+
+def test_damaged_images_keep_their_rows_and_leave_the_split(
+    tiny: MakeConfig, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tidy(tmp_path / "data")
+    changes = folders(root, **{"model.weights": str(folder / "backbone.safetensors")})
+    files = sorted((root / "unlabeled").rglob("*.*"))
+    cut(files[3], files[3])
+    with pytest.raises(UserError, match=files[3].name):
+        run_embed(tiny(changes), tmp_path / "stopped")
+    skipping = tiny({**changes, "data.on_bad_image": "skip"})
+    run_embed(skipping, tmp_path / "made")
+    images = np.load(tmp_path / "made" / "images.npy")
+    (row,) = json.loads((tmp_path / "made" / "damaged.json").read_text())["images"]
+    rest = np.delete(images, int(row), 0)
+    assert not images[int(row)].any() and rest.any((2,)).all()
+    config = tiny(
+        {**changes, "data.on_bad_image": "skip", "train.features": str(tmp_path / "made")}
+    )
+    trainer = Trainer(config, start_ranks(config))
+    trainer.fit()
+    assert int(row) not in trainer.state.split.unlabeled
+    assert len(trainer.state.split.unlabeled) == len(files) - 1
 
 
 def test_a_new_head_starts_at_zero_and_one_that_fits_as_it_was(

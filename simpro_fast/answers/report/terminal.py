@@ -30,9 +30,13 @@ _INTERVAL = 22
 """Columns of an estimate with its interval."""
 _BESIDE = 3
 """Experiments that stand beside each other, class by class; more have one line each."""
+LABELS_ALONE = ("probe_class_mean", "neighbour_class_mean")
+"""What the labeled images alone give: of runs on cached features (training/labels_alone)."""
 ACCURACIES = {
     "overall": "top1",
     "mean of the classes": "top1_class_mean",
+    "logistic regression on the labels": LABELS_ALONE[0],
+    "nearest labeled image": LABELS_ALONE[1],
     "many (> 100 labeled)": "many",
     "medium (20 to 100)": "medium",
     "few (< 20)": "few",
@@ -169,6 +173,8 @@ def finding_lines(groups: Sequence[Group]) -> list[str]:
 def _accuracy_table(groups: Sequence[Group]) -> Table:
     table = plain_table("test accuracy, %", *(group.label for group in groups))
     for title, key in ACCURACIES.items():
+        if key in LABELS_ALONE and not any(key in group.summary for group in groups):
+            continue
         table.add_row(f"  {title}", *(spread_text(group.number(key), 1) for group in groups))
     return table
 
