@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 # Two tests at a time, each with one thread; tests that need another number set it themselves.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-all lint types bench kernel-report setup clean
+.PHONY: demo demo-photos test test-all lint types bench kernel-report setup clean
 
 setup: $(READY)
 
@@ -22,6 +22,10 @@ $(READY): setup.py pyproject.toml
 
 demo: $(READY)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh launch/demo.sh
+
+# Some minutes, with 180 MB from Debian and PyPI the first time.
+demo-photos: $(READY)
+	@PYTHONPATH=. PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python launch/demo_photos.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

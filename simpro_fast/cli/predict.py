@@ -64,7 +64,7 @@ the run failed, 2 wrong usage or an output that cannot be written, 130 interrupt
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = CommandParser("simpro-fast predict", DESCRIPTION, EPILOG)
     parser.add_argument("model", metavar="MODEL", help="run directory or its model.safetensors")
-    parser.add_argument("sources", metavar="SOURCE", nargs="+", help="what to classify, see above")
+    parser.add_argument("sources", metavar="SOURCE", nargs="*", help="what to classify, see above")
     parser.add_argument(
         "--output",
         type=Path,
@@ -96,8 +96,19 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace finished and interrupted output"
     )
+    parser.add_argument(
+        "--out-of-fold",
+        type=positive,
+        metavar="K",
+        help="in place of sources the labeled images of the run (on cached features), each by a "
+        "head that was trained without it: K folds, K trainings of seconds",
+    )
     model_flags(parser)
     options = parser.parse(arguments)
+    if bool(options.sources) == bool(options.out_of_fold):
+        raise ConfigError("give either sources or --out-of-fold K")
+    if options.out_of_fold == 1 or (options.out_of_fold and options.resume):
+        raise ConfigError("--out-of-fold needs two folds or more, and no --resume")
     if options.output is None:
         for flag in ("logits", "resume", "overwrite"):
             if getattr(options, flag):
@@ -115,6 +126,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Predict; returns 0 done, 1 some images could not be read, and as `ending.verb`."""
     options = parse_arguments(arguments)
+    if options.out_of_fold:
+        from simpro_fast.cli.out_of_fold import predict_out_of_fold
+
+        return predict_out_of_fold(options)
     if options.output is not None:  # before seconds of loading
         table_format(options.output, {})
     model = load_model(options.model, options.device, trust_code=options.trust_code)

@@ -123,20 +123,20 @@ class Features:
         for part, name in (("test", "test_images"), ("unlabeled", "unlabeled_images")):
             if kept[name] is not None:
                 kept[name] = self.arrays[part][:, 0]
-        return FeatureDataset(**kept, side=of.image_size, features=self)
+        return FeatureDataset(**kept, source=of, features=self)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FeatureDataset(ArrayDataset):
     """A data set whose images are features float16 [n, D]."""
 
-    side: int
-    """Of the images that they are of, pixels."""
+    source: ArrayDataset
+    """The images that they are of."""
     features: Features
 
     @property
     def image_size(self) -> int:
-        return self.side
+        return self.source.image_size
 
 
 def parts_of(dataset: ArrayDataset) -> dict[str, np.ndarray]:

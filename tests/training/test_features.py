@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.models import build_model, head_of, load_pretrained
 from simpro_fast.training import embed as module
 from simpro_fast.training.embed import embed
+from simpro_fast.training.out_of_fold import fold_of
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.errors import ConfigError, UserError
 from tests.data.image_folders import cut, tidy
@@ -218,6 +220,38 @@ def test_damaged_images_keep_their_rows_and_leave_the_split(
     trainer.fit()
     assert int(row) not in trainer.state.split.unlabeled
     assert len(trainer.state.split.unlabeled) == len(files) - 1
+
+
+def test_labeled_images_are_predicted_by_heads_that_have_not_seen_them(
+    of_backbone: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = of_backbone({"train.steps": 40, "checkpoint.every": 40, "optim.lr": 0.1})
+    train(config)
+    table, logits = tmp_path / "labels.csv", tmp_path / "labels.npy"
+    words = [str(config.run_dir), "--out-of-fold", "4", "--output", str(table)]
+    assert run_verb("predict", [*words, "--logits", str(logits)]) == 0
+    split = np.load(config.run_dir / "split.npz")
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["row"]) for row in rows] == split["labeled"].tolist()
+    labels = load_dataset(config.data).labels[split["labeled"]]
+    assert [int(row["label"]) for row in rows] == labels.tolist()
+    found = np.load(logits)
+    assert found.shape == (len(rows), 10) and np.isfinite(found).all()
+    assert [int(row["class"]) for row in rows] == found.argmax(1).tolist()
+    # Each class has a share of each fold, and heads know something but not the labels by heart.
+    fold = fold_of(labels, 4, config.seed)
+    for k in range(10):
+        counts = np.bincount(fold[labels == k], minlength=4)
+        assert counts.max() - counts.min() <= 1
+    assert 0.2 < (found.argmax(1) == labels).mean() < 1
+    assert run_verb("predict", words) != 0 and "--overwrite" in capsys.readouterr().err
+    assert run_verb("predict", [str(config.run_dir), "--output", str(table)]) == 2
+    whole = of_backbone({"train.features": None, "name": "whole"})
+    train(whole)
+    words[0], words[-1] = str(whole.run_dir), str(tmp_path / "other.csv")
+    assert run_verb("predict", words) == 2
+    assert "train.features=auto" in capsys.readouterr().err
 
 
 def test_a_new_head_starts_at_zero_and_one_that_fits_as_it_was(
