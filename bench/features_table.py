@@ -5,9 +5,10 @@
 The first 12,000 images of Fashion-MNIST at 64 px through EfficientNet-Lite0 (ImageNet-1k;
 `make demo-photos` fetches the weights): 50 labels of the most frequent class, gamma 25, 1,000
 unlabeled images of the most frequent class under five distributions, ten split seeds; the
-published test set. They are embedded once, in minutes; then a run takes seconds. Of every run the mean over the classes of the test accuracy; rows go to
-bench/results/features_table.csv, the table to .md: mean (standard error over split seeds), and
-each row's paired difference to FixMatch with the same start.
+published test set. They are embedded once, in minutes; then a run takes seconds. Of every run the
+mean over the classes of the test accuracy; rows go to bench/results/features_table.csv, the table
+to .md: mean (standard error over split seeds), and each row's paired difference to FixMatch with
+the same start.
 """
 
 from __future__ import annotations
@@ -54,10 +55,14 @@ Key = tuple[str, str, str]
 """Row, distribution, split seed."""
 
 
-@functools.cache
 def fashion(data: DataConfig) -> simpro_fast.ArrayDataset:
     """The first images of Fashion-MNIST; `data.name=features_table.fashion`."""
-    whole = load_fashion_mnist(data)
+    return _fashion(data.image_size)
+
+
+@functools.cache
+def _fashion(side: int | None) -> simpro_fast.ArrayDataset:
+    whole = load_fashion_mnist(DataConfig(name="fashion_mnist", image_size=side))
     return replace(whole, images=whole.images[:IMAGES], labels=whole.labels[:IMAGES])
 
 
