@@ -94,6 +94,8 @@ def _made_once(
     config: Config, dataset: ArrayDataset, described: Description, ranks: Ranks, *, write: bool
 ) -> Path:
     """The folder of features for `train.features=auto`, whose name says what they are of."""
+    config = config.model_copy(update={"seed": 0})  # one folder for all seeds of runs
+    described = described.model_copy(update={"seed": 0})
     weak = 2
     strong = weak * max(2, -(-config.strong_views // weak))
     name = described.model_copy(update={"weak": weak, "strong": strong}).digest()[:12]
