@@ -229,13 +229,16 @@ class DARPConfig(MethodConfig):
     """Rounds of alternate scaling of rows and columns (the published T)."""
     keep_factor: float = Field(2.0, gt=0, le=1000)
     """Images of each class that stay, over those it should have (the published alpha)."""
-    shares: Annotated[tuple[float, ...], Strict(False)] | None = None
-    """Class shares of the unlabeled images, to any scale; None: those of the labeled ones."""
+    shares: Annotated[tuple[float, ...], Strict(False)] | Literal["labeled"] | None = None
+    """Class shares of the unlabeled images, to any scale; labeled: those of the labeled ones; None:
+    estimated by EM when refinement begins."""
 
     @field_validator("shares")
     @classmethod
-    def _check_shares(cls, shares: tuple[float, ...] | None) -> tuple[float, ...] | None:
-        if shares is not None and not all(share > 0 for share in shares):
+    def _check_shares(
+        cls, shares: tuple[float, ...] | str | None
+    ) -> tuple[float, ...] | str | None:
+        if isinstance(shares, tuple) and not all(share > 0 for share in shares):
             raise ValueError(f"each must be above 0, got {list(shares)}")
         return shares
 

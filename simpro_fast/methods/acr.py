@@ -41,9 +41,10 @@ class ACR(Method):
     in the first such period tau / 3, before it tau. Test: head B as it is.
 
     Variants: `paper`, the default, counts in v how many images a class has. `released` has the
-    published code's v, which is filled by an indexed addition that keeps the last write, so that a
-    class is present or not: u leans towards uniform, tau_t to the middle. The published numbers
-    come from that. A step without an image that B is sure of leaves u as it is (0 / 0 there).
+    published code's v, which is filled by an indexed addition that keeps the last write: a class is
+    present if B is sure of the last image of the step that it gives to the class, so that u leans
+    towards uniform and tau_t to the middle. The published numbers come from that. A step without a
+    class in v moves neither u nor the distances.
 
     Not taken over: pi_l counted from one pass over the labeled loader without its last batch (here
     all images); labeled images in an overlapping unlabeled list left out of v (here they count, the
@@ -98,8 +99,32 @@ class ACR(Method):
         mask, given = masks[:, B], pseudo_labels[:, B]
         if self.training:
             confidence, best = logits_weak[:, B].detach().to(dtype).softmax(1).max(1)
-            self.sure.index_add_(0, best, (confidence >= self._bound).to(self.sure.dtype))
+            self._count(best, confidence >= self._bound)
         return self._counted(labeled, unlabeled, targets, mask, given)
+
+    def _count(self, best: Tensor, sure: Tensor) -> None:
+        """Note in `self.sure` the classes int64 [N] that B gives, and bool [N] where it is sure.
+
+        Images by class; `released`: of each class 2 if B is sure of its last image, 1 if not, 0 if
+        it has none.
+        """
+        if self.variant == "paper":
+            self.sure.index_add_(0, best, sure.to(self.sure.dtype))
+            return
+        places = torch.arange(1, len(best) + 1, device=best.device)
+        last = torch.zeros_like(self.sure, dtype=torch.int64)
+        last.scatter_reduce_(0, best, places, "amax")
+        said = 1 + sure[(last - 1).clamp_min(0)].to(self.sure.dtype)
+        self.sure.copy_(torch.where(last > 0, said, self.sure))
+
+    def _seen(self) -> Tensor:
+        """v times its sum, of all ranks: float64 [K]."""
+        if self.variant == "paper":
+            return self.over_ranks(self.sure)
+        ranks = self.from_ranks(self.sure[None])
+        order = torch.arange(1, len(ranks) + 1, device=ranks.device)[:, None]
+        last = ((ranks > 0) * order).argmax(0, keepdim=True)
+        return (ranks.gather(0, last)[0] == 2).to(ranks.dtype)
 
     def _targets(self, logits_weak: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
         """Pseudo-labels int64 [N, 2] and masks bool [N, 2] of both heads."""
@@ -127,13 +152,11 @@ class ACR(Method):
     @torch.no_grad()
     def end_step(self, step: int) -> None:
         if self.phase:
-            seen = self.over_ranks(self.sure)
-            if self.variant == "released":
-                seen = (seen > 0).to(seen.dtype)
+            seen = self._seen()
             total = seen.sum()
             moved = self.u.lerp(seen / total.clamp_min(1), 1 - self.decay)
             self.u.copy_(torch.where(total > 0, moved, self.u))
-            self.distance += symmetric_kl(self.u, self.anchors)
+            self.distance += (total > 0) * symmetric_kl(self.u, self.anchors)
         self.sure.zero_()
 
     def end_period(self) -> None:

@@ -17,6 +17,7 @@ from simpro_fast.methods.step_rows import StepRows, last_of_each
 from simpro_fast.utils.errors import ConfigError
 
 FLOOR = 1e-6
+EM_STEPS = 100
 NEWTON_STEPS = 15
 """From the root of the last round the residual is at rounding after about eight; of confident
 tables from ratios e^3 off, after ten."""
@@ -25,9 +26,9 @@ tables from ratios e^3 off, after ten."""
 class DARP(Method):
     """DARP on FixMatch (Kim et al., NeurIPS 2020).
 
-    P [M, K] has the last softmax(f(w)) of every unlabeled image, uniform before there is one. From
-    `refine_after` of the run's periods on, every `refine_every` steps P is refined to X, see
-    `refined`, whose columns sum to M times `shares`: by default the labeled shares. Then
+    P [M, K] has the last softmax(f(w)) of every unlabeled image, uniform before there is one. After
+    the first whole period beyond `refine_after` of the run's periods, every `refine_every` steps P
+    is refined to X, see `refined`, whose columns sum to nearly M times the class shares. Then
 
         loss = alpha * mean CE(f(x), y)
                + mean over all V*N strong rows of [max X_i >= threshold] CE(f(s), argmax X_i)
@@ -35,9 +36,10 @@ class DARP(Method):
     with the row X_i of an image as it was refined last. Before, softmax(f(w)) is in place of X_i.
     Test: the head as it is.
 
-    The labeled shares are right where both distributions are alike. Elsewhere the method's own
-    numbers come from shares that a network trained on the labeled images alone estimates, through
-    its confusion matrix on held-out images; give such an estimate as `shares`.
+    The class shares are, by default, those of greatest likelihood under the averaged network when
+    refinement begins, by EM from the labeled shares (Saerens et al., 2002). The method's own
+    numbers for other distributions come from a network trained on the labeled images alone, through
+    its confusion matrix on held-out images; such an estimate can be given as `shares`.
 
     Variants: formulas are the same; `paper` has the method's own views, weak labeled ones and two
     strong ones, `released` the common ones. The published numbers come from the former.
@@ -52,8 +54,8 @@ class DARP(Method):
     1e-6. The tracked pi_u counts the labels that are trained on, so it leans to `shares`.
 
     State, equal on all ranks, which collect the predictions of all and refine for themselves: P,
-    4 M K bytes, and label and confidence of every row of X. A refinement needs up to 70 M K bytes
-    for a moment.
+    4 M K bytes, the shares, and label and confidence of every row of X. A refinement needs up to
+    70 M K bytes for a moment.
     """
 
     Config: ClassVar[type[DARPConfig]] = DARPConfig
@@ -61,6 +63,7 @@ class DARP(Method):
     refined_label: Tensor
     refined_confidence: Tensor
     target: Tensor
+    prior: Tensor
 
     @classmethod
     def needs(cls, config: DARPConfig) -> Needs:
@@ -73,13 +76,15 @@ class DARP(Method):
         self.refine_every, self.rounds = config.refine_every, config.rounds
         self.keep_factor = config.keep_factor
         shares = labeled_prior(setting.labeled_counts)
-        if config.shares is not None:
+        self.register_buffer("prior", shares, persistent=False)
+        self.estimates = config.shares is None
+        if isinstance(config.shares, tuple):
             if len(config.shares) != classes:
                 raise ConfigError(
                     f"method.shares: {len(config.shares)} numbers for {classes} classes"
                 )
             shares = torch.tensor(config.shares, dtype=torch.float64)
-        self.register_buffer("target", images * shares / shares.sum(), persistent=False)
+        self.register_buffer("target", images * shares / shares.sum())
         # One row more, for what has no place.
         self.register_buffer("table", torch.full((images + 1, classes), 1 / classes))
         self.register_buffer("refined_label", torch.zeros(images, dtype=torch.int64))
@@ -93,9 +98,14 @@ class DARP(Method):
 
     def phase_at(self, period: int) -> int:
         """0: FixMatch; 1: DARP."""
-        return int(period >= self.plain)
+        return int(period > self.plain)
 
+    @torch.no_grad()
     def enter_phase(self, phase: int, tools: PhaseTools) -> None:
+        if self.estimates:
+            said = tools.logits("unlabeled").double().softmax(1)
+            shares = em_shares(said, self.prior.cpu()).clamp_min(1 / len(said))
+            self.target.copy_(len(said) * shares / shares.sum())
         self.refine()
 
     def forward(
@@ -140,8 +150,7 @@ class DARP(Method):
         )
         confidence, label = found.max(1)
         self.refined_label.copy_(label)
-        # A column that was scaled last may leave a row with more than 1.
-        self.refined_confidence.copy_(confidence.clamp_max(1))
+        self.refined_confidence.copy_(confidence)
 
 
 def refined(table: Tensor, target: Tensor, *, keep_factor: float, rounds: int) -> Tensor:
@@ -151,7 +160,7 @@ def refined(table: Tensor, target: Tensor, *, keep_factor: float, rounds: int) -
     to target_k; 1e-6 is added everywhere, and rows are normalised to P. Then, with h_n the entropy
     of row n, min sum_n KL(X_n || P_n) / h_n over tables X whose rows sum to 1 and whose columns sum
     to `target`, by rounds of alternate scaling: with X_nk = P_nk / e * x_n * exp(-nu_k h_n) and nu
-    of ones at the start, x makes the rows right, then nu the columns.
+    of ones at the start, x makes the rows right, then nu the columns, and at the end x once more.
 
     Nothing is read by the host; on the same device the result is the same on all ranks.
 
@@ -160,7 +169,7 @@ def refined(table: Tensor, target: Tensor, *, keep_factor: float, rounds: int) -
         keep_factor: above 0. rounds: at least 1.
 
     Returns:
-        X, float64 [M, K]: columns are right, rows nearly.
+        X, float64 [M, K]: rows are right, columns nearly.
     """
     places = torch.arange(len(table), device=table.device)[:, None]
     order = table.argsort(dim=0, descending=True, stable=True)
@@ -175,7 +184,16 @@ def refined(table: Tensor, target: Tensor, *, keep_factor: float, rounds: int) -
     for _ in range(rounds):
         log_x = -(log_base - nu * entropy).logsumexp(1, keepdim=True)
         nu = solve_columns(log_base + log_x, entropy, target.log(), nu)
-    return (log_base + log_x - nu * entropy).exp()
+    return (log_base - nu * entropy).softmax(1)
+
+
+def em_shares(posteriors: Tensor, prior: Tensor) -> Tensor:
+    """Class shares [K] of greatest likelihood, of posteriors float64 [M, K] under `prior` [K]."""
+    shares, likelihoods = prior.clone(), posteriors / prior
+    for _ in range(EM_STEPS):
+        weighted = likelihoods * shares
+        shares = (weighted / weighted.sum(1, keepdim=True)).mean(0)
+    return shares
 
 
 def solve_columns(log_weight: Tensor, entropy: Tensor, log_target: Tensor, nu: Tensor) -> Tensor:

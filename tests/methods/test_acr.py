@@ -62,12 +62,14 @@ class Oracle:
             for i, row in enumerate(labeled)
         )
         masks, given, confident = [], [], []
+        self.last: dict[int, bool] = {}
         for a, b in weak:
             for_a = [a[k] - self.tau * math.log(self.pi[k]) for k in classes]
             for_b = [a[k] - 2 * math.log(self.pi[k]) for k in classes]
             sure = [max(softmax(row)) >= 0.6 for row in (for_a, a, for_b, b)]
             masks.append((sure[0] or sure[1], sure[2] or sure[3]))
             given.append((for_a.index(max(for_a)), for_b.index(max(for_b))))
+            self.last[list(b).index(max(b))] = sure[3]
             if sure[3]:
                 confident.append(list(b).index(max(b)))
         unlabeled = sum(
@@ -87,9 +89,10 @@ class Oracle:
     def end_step(self) -> None:
         count = [float(self.confident.count(k)) for k in range(len(self.pi))]
         if self.released:
-            count = [float(c > 0) for c in count]
-        if sum(count):
-            self.u = [0.99 * u + 0.01 * c / sum(count) for u, c in zip(self.u, count, strict=True)]
+            count = [float(self.last.get(k, False)) for k in range(len(self.pi))]
+        if not sum(count):
+            return
+        self.u = [0.99 * u + 0.01 * c / sum(count) for u, c in zip(self.u, count, strict=True)]
         for i, anchor in enumerate(self.anchors):
             pairs = list(zip(self.u, anchor, strict=True))
             self.sums[i] += sum(p * math.log(p / q) for p, q in pairs) / 2
