@@ -243,6 +243,19 @@ class DARPConfig(MethodConfig):
         return shares
 
 
+class ADELLOConfig(MethodConfig):
+    """ADELLO (ECCV 2024): alignment to a distribution that shifts, and distillation."""
+
+    paper_views = (1, 1)
+    name: str = "adello"
+    estimate_decay: float = Field(0.999, ge=0, lt=1)
+    """Moving average of the estimated unlabeled distribution, per step."""
+    power_min: float = Field(0.1, ge=0, le=1)
+    """Power of the estimate in the distribution that is trained towards, at the end; 1 at first."""
+    distill_after: float = Field(0.2, ge=0, le=1)
+    """Share of the run's periods before unsure images are learned from too."""
+
+
 class CoSSLConfig(MethodConfig):
     """CoSSL (CVPR 2022): a head of its own, trained on enhanced features of rare classes."""
 
@@ -318,6 +331,7 @@ METHODS: dict[str, MethodEntry] = {
     "daso": MethodEntry(DASOConfig, "simpro_fast.methods.daso:DASO"),
     "crest_plus": MethodEntry(CReSTPlusConfig, "simpro_fast.methods.crest_plus:CReSTPlus"),
     "darp": MethodEntry(DARPConfig, "simpro_fast.methods.darp:DARP"),
+    "adello": MethodEntry(ADELLOConfig, "simpro_fast.methods.adello:ADELLO"),
     "cossl": MethodEntry(CoSSLConfig, "simpro_fast.methods.cossl:CoSSL"),
     "cpg": MethodEntry(CPGConfig, "simpro_fast.methods.cpg:CPG"),
 }

@@ -2,6 +2,7 @@
 
 from simpro_fast.methods.abc import ABC
 from simpro_fast.methods.acr import ACR, ACRNoAnchors
+from simpro_fast.methods.adello import ADELLO
 from simpro_fast.methods.base import Method, common
 from simpro_fast.methods.cdmad import CDMAD
 from simpro_fast.methods.cossl import CoSSL
@@ -26,6 +27,7 @@ from simpro_fast.methods.simpro_star import SimProStar
 __all__ = [
     "ABC",
     "ACR",
+    "ADELLO",
     "CDMAD",
     "CPE",
     "CPG",

@@ -39,6 +39,7 @@ EARLY: dict[str, dict[str, Any]] = {
     "daso": {"warmup": 1, "window": 2},
     "crest_plus": {"generations": 2},
     "darp": {"refine_every": 1},
+    "adello": {"distill_after": 0.4},
     "cossl": {"cotrain_after": 0.4},
     "cpg": {"warmup": 1, "window": 1, "min_votes": 0},
 }

@@ -38,6 +38,7 @@ METHOD_TITLES = {
     "daso": "DASO",
     "crest_plus": "CReST+",
     "darp": "DARP",
+    "adello": "ADELLO",
     "cossl": "CoSSL",
     "cpg": "CPG",
 }
