@@ -30,9 +30,21 @@ def chosen_prior(given: str, class_names: Sequence[str]) -> str | list[float]:
     """
     if given in PRIORS:
         return given
-    path = Path(given)
-    if said := no_file(path):
+    if said := no_file(Path(given)):
         raise ConfigError(f"--prior {given} is none of {', '.join(PRIORS)}, and no file: it {said}")
+    return read_prior(Path(given), class_names)
+
+
+def read_prior(path: Path, class_names: Sequence[str]) -> list[float]:
+    """The shares in a file, in the order of `class_names`.
+
+    Args:
+        path: JSON `{class: share}`, CSV with the columns `class,share`, the shares.json of
+            `simpro-fast shares`, or the summary.json of a run with such an estimate.
+
+    Raises:
+        ConfigError: as `chosen_prior`.
+    """
     try:
         text = read_text(path).removeprefix("\ufeff")
         pairs = _from_json(text) if path.suffix.lower() == ".json" else _from_csv(text)
@@ -64,6 +76,11 @@ def _from_json(text: str) -> list[tuple[str, float]]:
     def pairs(items: list[tuple[str, object]]) -> list[tuple[str, object]]:
         return items
 
+    estimate = json.loads(text)
+    if isinstance(estimate, dict) and isinstance(estimate.get("shares"), dict):
+        estimate = estimate["shares"]  # of a summary.json
+    if isinstance(estimate, dict) and isinstance(estimate.get("rows"), list):
+        return [(row["class"], _number(row["estimate"])) for row in estimate["rows"]]
     found = json.loads(text, object_pairs_hook=pairs)
     if not all(isinstance(item, tuple) and isinstance(item[0], str) for item in found):
         raise ValueError("it is no object")

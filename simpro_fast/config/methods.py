@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, Strict, field_validator, model_validator
 
-from simpro_fast.config.section import ROUNDING, Section
+from simpro_fast.config.section import NOTHING, ROUNDING, FilePath, Section
 from simpro_fast.utils.dotted_path import import_function, is_dotted
 from simpro_fast.utils.errors import ConfigError
 
@@ -68,7 +68,23 @@ class MethodConfig(Section):
         return [key for key in cls.model_fields if key not in MethodConfig.model_fields]
 
 
-class SimProConfig(MethodConfig):
+class PriorConfig(MethodConfig):
+    """A method that follows an estimate of the unlabeled class distribution."""
+
+    prior: FilePath | Annotated[tuple[float, ...], Strict(False)] | None = Field(None, **NOTHING)
+    """Class shares of the unlabeled images, taken as given from the first step on in place of the
+    method's estimate: numbers to any scale, or a file: JSON {class: share}, CSV class,share, the
+    shares.json of `simpro-fast shares`, or the summary.json of another run."""
+
+    @field_validator("prior")
+    @classmethod
+    def _check_prior(cls, prior: Any) -> Any:
+        if isinstance(prior, tuple) and not (min(prior, default=0) >= 0 and sum(prior) > 0):
+            raise ValueError(f"shares must be from 0 on, and one above 0; got {list(prior)}")
+        return prior
+
+
+class SimProConfig(PriorConfig):
     """SimPro (ICML 2024), Algorithm 1."""
 
     paper_views = (1, 1)
@@ -107,7 +123,7 @@ class SimProStarConfig(SimProConfig):
     """Periods after which pi_u becomes the nearest anchor."""
 
 
-class ACRConfig(MethodConfig):
+class ACRConfig(PriorConfig):
     """ACR (CVPR 2023)."""
 
     name: str = "acr"
@@ -243,7 +259,7 @@ class DARPConfig(MethodConfig):
         return shares
 
 
-class ADELLOConfig(MethodConfig):
+class ADELLOConfig(PriorConfig):
     """ADELLO (ECCV 2024): alignment to a distribution that shifts, and distillation."""
 
     paper_views = (1, 1)

@@ -77,6 +77,11 @@ class ACR(Method):
         self.register_buffer("distance", torch.zeros(3, dtype=torch.float64))
         self.register_buffer("tau_target", torch.tensor(self.tau, dtype=torch.float64))
         self.sure = torch.zeros_like(prior)
+        self.given = setting.prior is not None
+        if setting.prior is not None:
+            self.u.copy_(torch.tensor(setting.prior, dtype=torch.float64))
+            self.distance.copy_(self.period * symmetric_kl(self.u, self.anchors))
+            self._adapt()
 
     def forward(
         self, logits_labeled: Tensor, targets: Tensor, logits_weak: Tensor, logits_strong: Tensor
@@ -143,8 +148,8 @@ class ACR(Method):
         return self._targets(logits_weak, self._lower_bound)[1].any(1)
 
     def phase_at(self, period: int) -> int:
-        """0 before u is estimated, then 1."""
-        return int(period > self.estimate_after)
+        """0 before u is estimated, or where it is given, then 1."""
+        return int(period > self.estimate_after and not self.given)
 
     def enter_phase(self, phase: int, tools: PhaseTools) -> None:
         self._adapt()

@@ -13,6 +13,7 @@ from simpro_fast.methods.anchors import labeled_prior
 from simpro_fast.methods.base import Method, common, prior_dtype
 from simpro_fast.methods.needs import PhaseTools, Setting
 from simpro_fast.methods.output import MethodOutput
+from simpro_fast.methods.priors import PRIOR_FLOOR
 
 
 class ADELLO(Method):
@@ -56,6 +57,9 @@ class ADELLO(Method):
         self.register_buffer("progress", torch.zeros((), dtype=torch.float64))
         self.register_buffer("temperature", torch.ones((), dtype=torch.float64))
         self.predicted = torch.zeros_like(prior)
+        self.given = setting.prior is not None
+        if setting.prior is not None:
+            self.p.copy_(torch.tensor(setting.prior, dtype=torch.float64).clamp_min(PRIOR_FLOOR))
 
     def forward(
         self, logits_labeled: Tensor, targets: Tensor, logits_weak: Tensor, logits_strong: Tensor
@@ -93,7 +97,8 @@ class ADELLO(Method):
     @torch.no_grad()
     def end_step(self, step: int) -> None:
         seen = self.over_ranks(self.predicted)
-        self.p.lerp_(seen / seen.sum(), 1 - self.decay)
+        if not self.given:
+            self.p.lerp_(seen / seen.sum(), 1 - self.decay)
         self.predicted.zero_()
         self.progress.fill_(min(1.0, (step + 1) / self.steps))
 

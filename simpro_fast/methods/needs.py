@@ -77,6 +77,8 @@ class Setting:
     """Whole periods of the run."""
     image_size: int = 0
     """Side in pixels."""
+    prior: tuple[float, ...] | None = None
+    """Shares of the unlabeled classes that are given, length K; None: none are."""
     process_group: dist.ProcessGroup | None = None
     """Ranks whose counts are summed; None: all."""
 

@@ -77,6 +77,7 @@ def setting_of(
     features: int,
     image_size: int,
     alpha: float,
+    prior: tuple[float, ...] | None = None,
 ) -> Setting:
     """Collect what the method of a run is built from; arguments as in `Setting`."""
     return Setting(
@@ -91,6 +92,7 @@ def setting_of(
         period=config.train.period,
         periods=config.train.steps // config.train.period,
         image_size=image_size,
+        prior=prior,
     )
 
 

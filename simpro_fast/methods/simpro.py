@@ -42,6 +42,8 @@ class SimPro(PseudoLabelMethod):
         adjust_loss: False removes a(phi) from both losses (ablation without M step).
         labeled_weight: of a labeled image in phi, where a kept unlabeled one has 1, as published.
         prior_rows: "all": masked images count for pi_u as well (Saerens et al., 2002).
+        prior: shares of the unlabeled classes, length K, that pi_u is from the first step on; None:
+            it is estimated.
         impl: kernel implementation, "auto", "triton", "eager" or "compile".
         process_group: ranks whose class counts are summed; None: all.
     """
@@ -63,6 +65,7 @@ class SimPro(PseudoLabelMethod):
         adjust_loss: bool = True,
         labeled_weight: float = 1.0,
         prior_rows: Literal["kept", "all"] = "kept",
+        prior: Sequence[float] | None = None,
         impl: Impl = "auto",
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -92,12 +95,16 @@ class SimPro(PseudoLabelMethod):
             self.all_mass = torch.zeros_like(self.pi_u) if prior_rows == "all" else None
             if self.all_mass is not None:
                 self.rank_counts = (*type(self).rank_counts, "all_mass")
+            if prior is not None:
+                self.pi_u.copy_(torch.as_tensor(prior, dtype=torch.float64) / sum(prior))
+        self.given = prior is not None
 
     @classmethod
     def build(cls, config: Any, setting: Setting) -> SimPro:
         own = {key: getattr(config, key) for key in cls.Config.own_keys()}
         in_loss = own.pop("phi_counts") == "loss"
         own["labeled_weight"] = setting.alpha * setting.mu if in_loss else 1.0
+        own["prior"] = setting.prior
         return cls(**common(config, setting), **own)
 
     @property
@@ -122,8 +129,16 @@ class SimPro(PseudoLabelMethod):
     def prior_mass(self, unlabeled: Tensor) -> Tensor:
         return unlabeled if self.all_mass is None else self.over_ranks(self.all_mass)
 
+    @property
+    def pi_u_stays(self) -> bool:
+        """Whether `update_priors` leaves pi_u as it is."""
+        return self.given
+
     def update_priors(self) -> None:
+        before = self.pi_u.clone()
         super().update_priors()
+        if self.pi_u_stays:
+            self.pi_u.copy_(before)
         if self.all_mass is not None:
             self.all_mass.zero_()
 

@@ -52,8 +52,8 @@ class SimProStar(SimPro):
             self.register_buffer("anchors", anchors(prior), persistent=False)
 
     def phase_at(self, period: int) -> int:
-        """0 while pi_u is estimated, then 1."""
-        return int(period >= self.anchor_after)
+        """0 while pi_u is estimated, or where it is given, then 1."""
+        return int(period >= self.anchor_after and not self.given)
 
     def enter_phase(self, phase: int, tools: PhaseTools) -> None:
         chosen = self.choose_anchor()
@@ -71,9 +71,6 @@ class SimProStar(SimPro):
         self.phase = 1
         return NAMES[nearest]
 
-    def update_priors(self) -> None:
-        """Update the priors as `PriorTracker` does, but leave pi_u alone once it is an anchor."""
-        before = self.pi_u.clone()
-        super().update_priors()
-        if self.phase:
-            self.pi_u.copy_(before)
+    @property
+    def pi_u_stays(self) -> bool:
+        return self.given or bool(self.phase)

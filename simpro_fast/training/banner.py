@@ -47,6 +47,8 @@ def announce(
     if not ranks.is_main:
         return
     labeled, unlabeled = config.data.batch_size, config.data.batch_size * config.data.mu
+    if (prior := getattr(config.method, "prior", None)) is not None:
+        logger.info("pi_u is given by method.prior=%s and stays as it is", prior)
     logger.info(
         "%s seed %d: %s (%s) on %s, %d rank(s), engine %s",
         config.name,

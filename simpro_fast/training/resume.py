@@ -151,7 +151,7 @@ def check_same_run(
         ConfigError: lists the keys that differ and may not.
     """
     saved = state["fingerprint"]
-    for what in ("data", "split", "features"):
+    for what in ("data", "split", "features", "prior"):
         old, new = (str(of.get(what, "none"))[:12] for of in (saved, fingerprint))
         if saved.get(what) != fingerprint.get(what):
             raise UserError(

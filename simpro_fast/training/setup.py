@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import cast
 
 import torch
 from torch import nn
 
 from simpro_fast.answers.model_file import DESCRIPTION, WEIGHTS, read_model_file
+from simpro_fast.answers.prior_file import read_prior
 from simpro_fast.config import Config
 from simpro_fast.data.batch import BatchLayout, Loader, LoaderSettings, rank_layout
 from simpro_fast.data.datasets.base import ArrayDataset
@@ -37,6 +39,7 @@ from simpro_fast.training.engine.compile import compile_method, require_compiler
 from simpro_fast.training.engine.plain import PlainEngine
 from simpro_fast.utils.errors import ConfigError
 from simpro_fast.utils.machine import cpu_cores
+from simpro_fast.utils.regular_file import no_file
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,34 @@ class Setup:
         return self.layout.rows * self.ranks.world_size
 
     @cached_property
+    def given_prior(self) -> tuple[float, ...] | None:
+        """`method.prior` as shares [K] that sum to 1.
+
+        Raises:
+            ConfigError: the file cannot be read, or classes differ.
+        """
+        given = getattr(self.config.method, "prior", None)
+        if given is None:
+            return None
+        shares = _given_prior(given, self.dataset.class_names)
+        return tuple(share / sum(shares) for share in shares)
+
+    @cached_property
     def alpha(self) -> float:
         """`method.alpha`, resolved by the sizes of the whole sets and the global batch."""
         sizes = len(self.split.labeled), len(self.split.unlabeled)
         data = self.config.data
         return resolve_alpha(self.config.method, *sizes, data.batch_size, data.mu)
+
+
+def _given_prior(given: Path | tuple[float, ...], class_names: tuple[str, ...]) -> list[float]:
+    if isinstance(given, Path):
+        if said := no_file(given):
+            raise ConfigError(f"method.prior={given}: it {said}; give a file, or shares")
+        return read_prior(given, class_names)
+    if len(given) != len(class_names):
+        raise ConfigError(f"method.prior: {len(given)} shares for {len(class_names)} classes")
+    return list(given)
 
 
 def normalised(dataset: ArrayDataset, config: Config) -> tuple[ArrayDataset, str]:
@@ -186,6 +212,7 @@ def build_run_method(setup: Setup, student: nn.Module) -> Method:
         features=head.in_features if isinstance(head, nn.Linear) else 0,
         image_size=setup.dataset.image_size,
         alpha=setup.alpha,
+        prior=setup.given_prior,
     )
     with torch.random.fork_rng(devices=[]):  # its own parameters begin alike on all ranks
         torch.default_generator.manual_seed(config.seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -77,6 +78,8 @@ class Trainer:
         fingerprint = agreed_fingerprint(dataset, split, ranks)
         dataset, split = cached(config, dataset, split, fingerprint, ranks, write=write)
         self.setup = Setup(config, ranks, dataset, split, normalised_by)
+        if (given := self.setup.given_prior) is not None:
+            fingerprint["prior"] = hashlib.sha256(repr(given).encode()).hexdigest()
         self.state = RunState(split)
         self._make_loader = make_loader
         found = find_state(config, self.run, fingerprint, ranks) if write else None
