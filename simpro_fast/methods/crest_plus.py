@@ -41,8 +41,9 @@ class CReSTPlus(PseudoLabelMethod):
     is CReST. Test: the head as it is.
 
     Variants: `released` follows the port to FixMatch in the code of DASO, from which the numbers in
-    long-tailed papers come: p goes on from one generation to the next. In `paper`, the method's own
-    code, a generation begins with a uniform p, and there is a weak labeled view and one strong one.
+    long-tailed papers come: the window is empty at first, and p goes on from one generation to the
+    next. In `paper`, the method's own code, a generation begins with a window of uniform ones, and
+    there is a weak labeled view and one strong one.
 
     What is not reproduced: the port's p has the predictions of the same step in it, here they count
     from the next one on, in both variants, as in the method's own code (other ranks' are not known
@@ -74,8 +75,9 @@ class CReSTPlus(PseudoLabelMethod):
         self.rate_root = config.rate_root
         prior = labeled_prior(setting.labeled_counts)
         self.register_buffer("prior", prior, persistent=False)
-        uniform = torch.full_like(prior, 1 / len(prior))
-        self.register_buffer("recent", uniform.repeat(config.window, 1))
+        uniform = torch.full_like(prior, 1 / len(prior)).repeat(config.window, 1)
+        empty = self.variant == "released"
+        self.register_buffer("recent", torch.zeros_like(uniform) if empty else uniform)
         self.predicted = torch.zeros_like(prior)
 
     def adjustments(self, dtype: torch.dtype) -> tuple[Tensor | None, None]:
@@ -84,7 +86,9 @@ class CReSTPlus(PseudoLabelMethod):
             return None, None
         share = self.phase / max(1, self.generations - 1)
         target = self.prior.pow(1 - share * (1 - self.align_min))
-        ratio = (target / target.sum() + ALIGN_FLOOR) / (self.recent.mean(0) + ALIGN_FLOOR)
+        total = self.recent.sum(0)  # each row there is sums to 1
+        mean = torch.where(total.any(), total / total.sum().clamp_min(1), 1 / len(total))
+        ratio = (target / target.sum() + ALIGN_FLOOR) / (mean + ALIGN_FLOOR)
         return ratio.log().to(dtype), None
 
     def forward(
