@@ -110,7 +110,8 @@ def estimate_shares(
     """Class shares with 95 % intervals as files have them; arguments as of `bayesian_shares`.
 
     Returns:
-        `method`, `images`, `converged` and `rows` ({class, estimate, low, high}: shares of 1).
+        `method`, `images`, `converged`, `consistent` and `rows` ({class, estimate, low, high}:
+        shares of 1).
     """
     found = bayesian_shares(confusion, predicted, seed=seed)
     columns = zip(class_names, found.estimate, found.low, found.high, strict=True)
@@ -118,6 +119,7 @@ def estimate_shares(
         "method": "bayesian",
         "images": int(predicted.sum()),
         "converged": found.converged,
+        "consistent": found.consistent,
         "rows": [
             {"class": name, "estimate": float(share), "low": float(low), "high": float(high)}
             for name, share, low, high in columns
@@ -155,6 +157,7 @@ def estimates(
             "method": "mean_posterior",
             "images": images.images,
             "converged": True,
+            "consistent": True,
             "rows": [
                 {"class": name, "estimate": float(share), "low": None, "high": None}
                 for name, share in zip(names, mean_posterior, strict=True)
@@ -167,7 +170,7 @@ def estimates(
     else:
         found = estimate_shares(names, confusion, images.predicted, seed)
         beside["black_box"] = black_box_shares(confusion, images.predicted)
-        warnings += _doubts(names, confusion, found["converged"])
+        warnings += _doubts(names, confusion, found)
         for name, other in (("EM", em.shares), ("pi_u of the training", pi_u)):
             warnings += _disagreement(name, other, found["rows"])
     for k, row in enumerate(found["rows"]):
@@ -182,7 +185,7 @@ def estimates(
     }
 
 
-def _doubts(names: Sequence[str], confusion: np.ndarray, converged: bool) -> list[str]:
+def _doubts(names: Sequence[str], confusion: np.ndarray, estimate: dict[str, Any]) -> list[str]:
     found = []
     missing = [names[k] for k in np.flatnonzero(confusion.sum(axis=1) == 0).tolist()]
     if missing:
@@ -190,7 +193,13 @@ def _doubts(names: Sequence[str], confusion: np.ndarray, converged: bool) -> lis
             f"no validation image of {_some(missing)}: what these are taken for is a guess, and "
             "their intervals are wide"
         )
-    if not converged:
+    if not estimate["consistent"]:
+        found.append(
+            "the predicted classes contradict the validation images: these are confused otherwise "
+            "than the unlabeled ones, so that neither estimate nor intervals hold; calibrate with "
+            "images like the unlabeled ones"
+        )
+    if not estimate["converged"]:
         found.append(
             "the sampler's chains do not agree yet, so that intervals may be too narrow; more "
             "validation images help"

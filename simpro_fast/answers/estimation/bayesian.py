@@ -24,29 +24,38 @@ import numpy as np
 
 GIBBS_CLASSES = 64
 CHAINS = 4
-UNLABELED_PER_VALIDATION = 5
 ENOUGH_R_HAT = 1.05
 _FIRST_DRAWS = 1000
 _MOST_DRAWS = 16_000
 _EXCHANGES = 2
 _KEPT = (0.1, 0.5, 0.9, 0.99)
 _INDEPENDENT_DRAWS = 400
+_SWEEPS = 20
+"""Of Gibbs sampling after each independent draw."""
+_LEVEL = 0.95
+_NOTHING = 1e-4
+"""A lower bound below it is 0: no share so small can be told from an absent class."""
+_CONTRADICTED = 0.01
+"""Share of draws that must explain the counts as badly as they are."""
 
 
 @dataclass(frozen=True, eq=False)
 class ShareIntervals:
-    """Posterior of the shares; arrays are float64 [K]."""
+    """Posterior of the shares of these images; arrays are float64 [K]."""
 
     estimate: np.ndarray
     """Posterior mean; sums to 1."""
     low: np.ndarray
     high: np.ndarray
-    """Upper end of the central interval."""
+    """Upper end of the shortest interval."""
     sampler: Literal["gibbs", "independent"]
     draws: int
     """Draws of all chains together, after the warm-up."""
     converged: bool
     """Whether the chains agree; true for independent draws."""
+    consistent: bool
+    """Whether the counts can be what the model says: False where the predicted classes contradict
+    the validation images."""
 
 
 def row_prior(classes: int) -> np.ndarray:
@@ -63,15 +72,14 @@ def bayesian_shares(
 ) -> ShareIntervals:
     """Posterior of the class shares of unlabeled images under a uniform prior, with 95 % intervals.
 
-    More than five times as many unlabeled images as validation images count as five times as
-    many: the uncertainty then is mostly that of the confusion matrix (intervals are at most a tenth
-    wider than with all images), while the sampler needs steps in proportion to the ratio.
+    The shares are those of these very images (their true classes are drawn as well), not of a
+    source that they might come from, whose shares would be less certain. Intervals are the shortest
+    ones that hold 95 % of the draws, so that they reach 0 where a class may be absent.
 
-    Up to 64 classes by Gibbs sampling; the chains are lengthened until they agree, up to 16,000
-    steps of each. With more classes that takes too long: there 400 independent draws, each of rates
-    and of a predicted distribution from their own posteriors and the shares of greatest likelihood
-    for the two, stand in for the posterior. Where shares are small against their uncertainty these
-    intervals reach down to 0.
+    Up to 64 classes by Gibbs sampling; the chains, which start far apart, are lengthened until they
+    agree, up to 16,000 steps of each. With more classes that takes too long: there 400 independent
+    draws, each of rates and of a predicted distribution from their own posteriors and the shares of
+    greatest likelihood for the two, with 20 sweeps of Gibbs sampling, stand in for the posterior.
 
     Args:
         confusion: validation counts int64 [K, K], rows true, columns predicted, at least one
@@ -82,45 +90,111 @@ def bayesian_shares(
     rng = np.random.default_rng(seed)
     classes = len(predicted)
     rows = confusion + row_prior(classes)
+    sampler: Literal["gibbs", "independent"]
     if classes <= GIBBS_CLASSES:
-        unlabeled = _at_most(predicted, UNLABELED_PER_VALIDATION * int(confusion.sum()))
-        sample, r_hat = _gibbs(rng, rows, unlabeled)
-        sampler: Literal["gibbs", "independent"] = "gibbs"
+        sample, r_hat, surprise = _gibbs(rng, rows, confusion, predicted)
+        sampler = "gibbs"
     else:
-        drawn = [_independent(rng, rows, predicted)[1] for _ in range(_INDEPENDENT_DRAWS)]
-        sample, r_hat, sampler = np.stack(drawn), 1.0, "independent"
-    low, high = np.percentile(sample, [2.5, 97.5], axis=0)
+        sample, r_hat, surprise = _independent_draws(rng, rows, predicted), 1.0, 1.0
+        sampler = "independent"
+    low, high = shortest_intervals(sample)
     return ShareIntervals(
-        sample.mean(axis=0), low, high, sampler, len(sample), bool(r_hat <= ENOUGH_R_HAT)
+        sample.mean(axis=0),
+        low,
+        high,
+        sampler,
+        len(sample),
+        bool(r_hat <= ENOUGH_R_HAT),
+        bool(surprise >= _CONTRADICTED),
     )
 
 
+def shortest_intervals(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bounds [K] of the shortest intervals that hold 95 % of the draws [n, K]."""
+    ordered = np.sort(sample, axis=0)
+    held = int(np.ceil(_LEVEL * len(ordered)))
+    widths = ordered[held - 1 :] - ordered[: len(ordered) - held + 1]
+    first = widths.argmin(axis=0)
+    column = np.arange(sample.shape[1])
+    low, high = ordered[first, column], ordered[first + held - 1, column]
+    return np.where(low < _NOTHING, 0.0, low), high
+
+
 def _gibbs(
-    rng: np.random.Generator,
-    rows: np.ndarray,
-    unlabeled: np.ndarray,
-) -> tuple[np.ndarray, float]:
-    """Draws [n, K] of the shares, and how far the chains are apart."""
+    rng: np.random.Generator, rows: np.ndarray, confusion: np.ndarray, unlabeled: np.ndarray
+) -> tuple[np.ndarray, float, float]:
+    """Draws [n, K] of the images' shares, how far the chains are apart, and the share of draws by
+    which the counts are no surprise."""
     starts = [_independent(rng, rows, unlabeled) for _ in range(CHAINS)]
     rates, shares = (np.stack(parts) for parts in zip(*starts, strict=True))
+    # Half of the chains begin where validation says the least: from shares of any kind.
+    shares[CHAINS // 2 :] = _dirichlet(rng, np.ones((CHAINS - CHAINS // 2, len(unlabeled))))
     kept: list[np.ndarray] = []
+    surprised: list[np.ndarray] = []
     draws = _FIRST_DRAWS
     while True:
         while len(kept) < draws:
-            weights = shares[:, :, None] * rates
-            by_predicted = (weights / weights.sum(axis=1, keepdims=True)).swapaxes(1, 2)
-            # [chain, predicted, true]
-            latent = rng.multinomial(unlabeled, by_predicted).swapaxes(1, 2)
+            latent = _latent(rng, rates, shares, unlabeled)
             shares = _dirichlet(rng, 1.0 + latent.sum(axis=2))
             rates = _dirichlet(rng, rows + latent)
             for _ in range(_EXCHANGES):
                 rates, shares = _exchange(rng, rates, shares, rows, unlabeled)
-            kept.append(shares)
+            kept.append(latent.sum(axis=2) / unlabeled.sum())
+            if len(kept) % 10 == 0:
+                surprised.append(_as_far(rng, rates, confusion))
         sample = np.stack(kept[draws // 2 :], axis=1)
         r_hat = split_r_hat(sample)
         if r_hat <= ENOUGH_R_HAT or 2 * draws > _MOST_DRAWS:
-            return sample.reshape(-1, len(unlabeled)), r_hat
+            second_half = np.concatenate(surprised[len(surprised) // 2 :])
+            return sample.reshape(-1, len(unlabeled)), r_hat, float(second_half.mean())
         draws *= 2
+
+
+def _latent(
+    rng: np.random.Generator, rates: np.ndarray, shares: np.ndarray, unlabeled: np.ndarray
+) -> np.ndarray:
+    """Counts of the unlabeled images by true and predicted class, [chain, true, predicted]."""
+    weights = shares[:, :, None] * rates
+    by_predicted = (weights / weights.sum(axis=1, keepdims=True)).swapaxes(1, 2)
+    return rng.multinomial(unlabeled, by_predicted).swapaxes(1, 2)
+
+
+def _as_far(rng: np.random.Generator, rates: np.ndarray, confusion: np.ndarray) -> np.ndarray:
+    """Whether validation counts drawn by the rates are as far from them as the real ones, [chain].
+
+    A posterior predictive check (Gelman, Meng, Stern, 1996) with the likelihood as the distance:
+    rates that explain the predicted classes only by contradicting the validation images fail it.
+    """
+    logs = np.log(rates)
+    images = np.broadcast_to(confusion.sum(axis=1), rates.shape[:2])
+    again = rng.multinomial(images, rates)
+    ideal = [_entropy_of(counts) for counts in (again, confusion)]
+    drawn, real = (
+        best - (counts * logs).sum(axis=(1, 2))
+        for best, counts in zip(ideal, (again, confusion), strict=True)
+    )
+    return drawn >= real
+
+
+def _entropy_of(counts: np.ndarray) -> np.ndarray:
+    """Log-likelihood of counts [..., K, K] under their own shares in each row."""
+    totals = np.maximum(counts.sum(axis=-1, keepdims=True), 1)
+    found: np.ndarray = (counts * np.log(np.maximum(counts, 1) / totals)).sum(axis=(-2, -1))
+    return found
+
+
+def _independent_draws(
+    rng: np.random.Generator, rows: np.ndarray, unlabeled: np.ndarray
+) -> np.ndarray:
+    """Draws [n, K] of the images' shares without a chain."""
+    drawn = []
+    for _ in range(_INDEPENDENT_DRAWS):
+        rates, shares = (part[None] for part in _independent(rng, rows, unlabeled))
+        for _ in range(_SWEEPS):
+            latent = _latent(rng, rates, shares, unlabeled)
+            shares = _dirichlet(rng, 1.0 + latent.sum(axis=2))
+        drawn.append(latent[0].sum(axis=1) / unlabeled.sum())
+    return np.stack(drawn)
 
 
 def _exchange(
@@ -204,15 +278,3 @@ def _dirichlet(rng: np.random.Generator, weights: np.ndarray) -> np.ndarray:
     and a 0 could not be left again."""
     draws = np.maximum(rng.standard_gamma(weights), 1e-200)
     return draws / draws.sum(axis=-1, keepdims=True)
-
-
-def _at_most(counts: np.ndarray, most: int) -> np.ndarray:
-    """Counts scaled down to a sum of `most`, rounded by largest remainders; int64 [K]."""
-    total = int(counts.sum())
-    if total <= most:
-        return counts
-    exact = counts * (most / total)
-    floor = np.floor(exact).astype(np.int64)
-    rest = np.argsort(floor - exact, kind="stable")[: most - int(floor.sum())]
-    floor[rest] += 1
-    return floor

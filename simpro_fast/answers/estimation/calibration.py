@@ -24,10 +24,11 @@ def wilson_interval(correct: np.ndarray, count: np.ndarray) -> tuple[np.ndarray,
 
 
 def mean_interval(correct: np.ndarray, count: np.ndarray) -> tuple[float, float] | None:
-    """95 % bounds of the mean over classes of their accuracies, from independent Wilson intervals.
+    """95 % bounds of the mean m over classes of their accuracies p_k, of n_k images each.
 
-    Each side of every class's interval counts like a standard error: distances to the bounds are
-    added in squares (Newcombe's method MOVER; Zou and Donner, Statistics in Medicine 2008).
+    The Wilson interval of a proportion m of as many images as would have the same variance: with
+    v = sum p_k (1 - p_k) / (n_k - 1) / K^2, the effective number is m (1 - m) / v. A class of one
+    image has the variance of all images together; where v is 0 all images count.
 
     Args:
         correct, count: [K]; classes without images are left out.
@@ -39,11 +40,14 @@ def mean_interval(correct: np.ndarray, count: np.ndarray) -> tuple[float, float]
     if not present.any():
         return None
     correct, count = np.asarray(correct)[present], np.asarray(count)[present]
-    accuracy = correct / count
-    low, high = wilson_interval(correct, count)
-    below = np.sqrt(((accuracy - low) ** 2).sum()) / len(count)
-    above = np.sqrt(((high - accuracy) ** 2).sum()) / len(count)
-    return float(accuracy.mean() - below), float(accuracy.mean() + above)
+    accuracy, pooled = correct / count, correct.sum() / count.sum()
+    mean = float(accuracy.mean())
+    one = count == 1
+    spread = np.where(one, pooled * (1 - pooled), accuracy * (1 - accuracy))
+    variance = float((spread / np.where(one, 1, count - 1)).sum()) / len(count) ** 2
+    images = mean * (1 - mean) / variance if variance > 0 else float(count.sum())
+    low, high = wilson_interval(np.array(mean * images), np.array(images))
+    return float(low), float(high)
 
 
 def expected_calibration_error(
