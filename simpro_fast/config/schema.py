@@ -158,16 +158,10 @@ class DistributedConfig(Section):
     expect_world_size: int | None = Field(None, gt=0, **NOTHING)
     """Refuse to start with another number of ranks."""
     collective_timeout: float = Field(1800, gt=0, le=1e6, **NOTHING)
-    """Seconds that a rank waits for the others in one collective, whatever they do meanwhile."""
-    stall_timeout: float = Field(600, gt=0, le=1e6, **NOTHING)
-    """Seconds without progress in a training step after which the run ends and names the rank that
-    hangs; the first step, evaluation and saving may take longer. A single rank only warns."""
-    preempt_grace: float = Field(25, gt=0, le=1e6, **NOTHING)
-    """Seconds from SIGTERM or SIGUSR1 to the end, saved or not; launchers often kill after 30."""
+    """Seconds that a rank waits for the others in one collective, whatever they do meanwhile; then
+    all end."""
     start_timeout: float = Field(300.0, gt=0, **NOTHING)
-    """Seconds until a rank that has not come is named and the others stop."""
-    listen: str | None = Field(None, **NOTHING)
-    """Address that rank 0 listens on; None: what MASTER_ADDR stands for, and no other interface."""
+    """Seconds until the others stop where a rank has not come."""
 
     @model_validator(mode="before")
     @classmethod
@@ -216,9 +210,6 @@ class LogConfig(Section):
     wandb: bool | str = Field(False, **NOTHING)
     """Weights & Biases: a project name, or true for `simpro_fast`. Login and mode as usual there:
     WANDB_API_KEY, WANDB_MODE=offline."""
-    mlflow: bool | str = Field(False, **NOTHING)
-    """MLflow: an experiment name, or true for `simpro_fast`; on MLFLOW_TRACKING_URI, without it in
-    `<output_dir>/mlruns`."""
     figures: bool = Field(True, **NOTHING)
 
 

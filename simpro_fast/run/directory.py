@@ -18,7 +18,6 @@ import torch
 
 from simpro_fast.config import Config, dump_config
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.distributed.watchdog import FOLDERS
 from simpro_fast.run.checkpoint import list_checkpoints, step_of
 from simpro_fast.run.files import ENVIRONMENT, METRICS, SUMMARY, metrics_row, read_summary
 from simpro_fast.utils.atomic_write import (
@@ -57,9 +56,8 @@ class RunDirectory:
         self._unwritten: list[str] = []
 
     def is_empty(self) -> bool:
-        """Whether nothing of a run is there; what ranks wrote for each other does not count."""
-        names = {p.name for p in self.path.iterdir()} if self.path.exists() else set()
-        return names <= set(FOLDERS)
+        """Whether nothing of a run is there."""
+        return not self.path.exists() or not any(self.path.iterdir())
 
     def owns(self, checkpoint: Path) -> bool:
         """Whether it lies here; one of another run says nothing of this one's files."""

@@ -21,7 +21,7 @@ import yaml
 from simpro_fast.cli.key_hints import WORDS, known_keys
 from simpro_fast.cli.sweep import folder_name, members_of
 from simpro_fast.config import Config, flatten, load_config
-from simpro_fast.distributed.launchers import launchers_above
+from simpro_fast.distributed.stop_requests import launchers_above
 from tests import processes
 from tests.conftest import TINY, TRAIN
 from tests.processes import PATIENCE
@@ -231,11 +231,11 @@ def test_a_member_follows_its_sweep_into_death(tmp_path: Path) -> None:
     script.parent.mkdir()
     script.write_text("import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])")
     code = (
-        "import os; from simpro_fast.distributed.launchers import launchers_above;"
-        "assert [p.pid for p in launchers_above(os.getpid())] == [os.getppid()]; print('above')"
+        "import os; from simpro_fast.distributed.stop_requests import launchers_above;"
+        "assert [p.pid for p in launchers_above()] == [os.getppid()]; print('above')"
     )
     done = subprocess.run(
         [sys.executable, str(script), code, "--seeds=1,2"], capture_output=True, text=True
     )
     assert done.stdout == "above\n", done.stderr
-    assert launchers_above(os.getpid()) == []
+    assert launchers_above() == []
