@@ -14,27 +14,6 @@ _LAUNCHER_FLAGS = {
 }
 _RESUME_FLAGS = {"resume", "continue", "restart", "resume-from"}
 _GPUS = {"gpus", "gpu", "devices", "world-size", "ngpus"}
-WORDS = {
-    "train.steps": ("epochs", "epoch", "iterations", "iters", "max-steps", "total-steps"),
-    "data.batch_size": ("bs", "batch"),
-    "data.name": ("dataset", "data-set"),
-    "data.root": ("data", "data-dir", "data-path", "data-root", "dataset-path"),
-    "data.gamma_labeled": ("gamma", "imbalance", "imb-ratio", "imb-factor"),
-    "model.name": ("model", "arch", "net", "network", "backbone"),
-    "model.weights": ("pretrained", "weights", "init", "checkpoint"),
-    "method.name": ("method", "algorithm", "alg"),
-    "method.threshold": ("p-cutoff", "cutoff"),
-    "optim.lr": ("learning-rate",),
-    "optim.weight_decay": ("wd", "decay"),
-    "optim.schedule": ("scheduler", "lr-schedule"),
-    "optim.name": ("optimizer", "opt"),
-    "output_dir": ("out", "output", "save-dir", "log-dir", "logdir", "save-path"),
-    "train.precision": ("amp", "fp16", "bf16", "half", "dtype"),
-    "train.data_threads": ("workers", "num-workers", "num-threads"),
-    "evaluate.every": ("eval-every", "eval-step", "eval-freq"),
-    "checkpoint.every": ("save-every", "save-freq"),
-}
-_EPOCHS = " (the papers' epoch is one period of train.period steps)"
 
 
 def hint(argument: str) -> str | None:
@@ -51,8 +30,7 @@ def hint(argument: str) -> str | None:
     if name in _GPUS:
         return "; ranks are the launcher's: deepspeed --num_gpus N launch/train.py ..."
     if key := _key(name):
-        more = _EPOCHS if "epoch" in name else ""
-        return f"; it is a configuration key, without dashes: {key}={value or '...'}{more}"
+        return f"; it is a configuration key, without dashes: {key}={value or '...'}"
     if equals:
         return f"; configuration keys have no dashes: {argument.lstrip('-')}"
     return None
@@ -80,8 +58,5 @@ def key_lines() -> list[str]:
 def _key(name: str) -> str | None:
     keys = known_keys()
     dotted = [key for key in keys if key.replace("_", "-") == name]
-    for key, words in WORDS.items():
-        if name in words:
-            return key
     ends = [key for key in keys if key.rpartition(".")[2].replace("_", "-") == name]
     return next(iter(dotted + ends), None)

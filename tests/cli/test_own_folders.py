@@ -88,9 +88,6 @@ def test_labels_without_a_list(root: Path, capsys: pytest.CaptureFixture[str]) -
     assert prepare.main(command) == 1 and "--new-classes" in error(capsys)
     assert prepare.main([*command, "--new-classes"]) == 0
     assert "bees" in read_manifest(root / "out/manifest.csv").class_names
-    benchmark = ["--config=digits_lt/reversed", "--add-labels=q.csv", f"--output={root}/o"]
-    assert prepare.main(benchmark) == 2
-    assert "are for own images" in error(capsys)
 
 
 def test_copy_of_a_labeled_image_is_found(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

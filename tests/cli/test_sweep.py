@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import yaml
 
-from simpro_fast.cli.key_hints import WORDS, known_keys
 from simpro_fast.cli.sweep import folder_name, members_of
 from simpro_fast.config import Config, flatten, load_config
 from simpro_fast.distributed.stop_requests import launchers_above
@@ -143,10 +142,6 @@ def test_nothing_is_trained_when_anything_is_wrong(
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ") and said in line
     assert not (tmp_path / "runs").exists()
-
-
-def test_the_words_of_others_lead_to_keys_that_exist() -> None:
-    assert set(WORDS) <= set(known_keys())
 
 
 def test_several_ranks_are_refused_with_the_cure(train_command: Run, config_file: Path) -> None:

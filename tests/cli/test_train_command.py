@@ -171,7 +171,6 @@ def test_usage_errors(
         ("--resume", "checkpoint.resume=auto|none|PATH"),
         ("--dry-rnu", "did you mean --dry-run?"),
         ("--frobnicate", "see --help"),
-        ("--epochs=3", "train.steps=3 (the papers' epoch is one period of train.period steps)"),
         ("--name", "without dashes: name=..."),
         ("--lr=0.1", "optim.lr=0.1"),
         ("--batch-size", "data.batch_size=..."),
