@@ -146,7 +146,6 @@ class Environment(FileSchema):
     versions: dict[str, str] | None = None
     commit: str | None = None
     machine: str | None = None
-    command: list[str] | None = None
     world_size: Count | None = None
     device: str | None = None
     torch_threads: Count | None = None

@@ -151,8 +151,7 @@ class Trainer:
         trace = self.run.path / "trace.json" if self._writes and config.train.profile else None
         seconds_before = state.seconds
         self.progress.begin(self.step)
-        explained = self.guard.explained(self.run, lambda s: self.loader.describe(s), self.write)
-        with closing(self.progress), explained, step_profiler(trace) as profiler:
+        with closing(self.progress), step_profiler(trace) as profiler:
             if self.step and self.checkpoints.saved_step is None:
                 self.save()  # it goes on from another run's checkpoint
             if state.row is not None:

@@ -187,15 +187,14 @@ def test_a_prior(command: Callable[..., tuple[int, str, str]]) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({str(k): 1 for k in range(9)}, "lacks '9'"),
-        ({str(k): 1 for k in range(11)}, "has, unknown to the model, '10'"),
-        ({str(k): 0 for k in range(10)}, "sum to 0"),
-        ({str(k): k - 1 for k in range(10)}, "the share of '0' is no number from 0 on"),
+        ({str(k): 1 for k in range(9)}, "it lacks, or has besides, '9'"),
+        ({str(k): 1 for k in range(11)}, "it lacks, or has besides, '10'"),
+        ({str(k): 0 for k in range(10)}, "not all 0"),
+        ({str(k): k - 1 for k in range(10)}, "numbers from 0 on, not all 0: '0'"),
         ({**{str(k): 1 for k in range(9)}, "9": "many"}, "cannot be read as a prior"),
         ([1] * 10, "cannot be read as a prior"),
         ("{", "cannot be read as a prior"),
         (None, "none of none, uniform, labeled, estimated, and no file"),
-        ("class,share\n" + "\n".join(f"{k},1" for k in [*range(10), 4]), "has twice '4'"),
         ("class;share\n0;1\n", "does not name the columns class and share"),
     ],
 )

@@ -230,9 +230,7 @@ def _run(run: Run) -> dict[str, Any]:
     facts["method"] = METHOD_TITLES.get(summary["method"], str(summary["method"]))
     if summary.get("seconds") is not None:
         facts["wall time"] = duration(summary["seconds"])
-    facts |= _flat({k: v for k, v in environment.items() if k != "command"})
-    if command := environment.get("command"):
-        facts["command"] = " ".join(_without_folders(str(word)) for word in command)
+    facts |= _flat(environment)
     return {"seed": summary["seed"], "facts": facts}
 
 
