@@ -61,7 +61,7 @@ def look_at(run: Path) -> list[Group]:
     json.dumps(report_data(groups, notes), allow_nan=False)
     print_report(groups, notes, file=said)
     views, mistakes, _ = pictures_of(runs[0])
-    content(groups, Figures([], {}, [{} for _ in groups], []), [(views, mistakes)], notes)
+    content(groups, Figures([], {}, [{} for _ in groups]), [(views, mistakes)], notes)
     return groups
 
 
