@@ -36,7 +36,6 @@ EXTRAS = {
     "parquet": ["pyarrow>=15"],  # manifests in Parquet
     "heif": ["pillow-heif>=0.20"],  # prepare --pack reads the HEIC photos of iPhones
     "wandb": ["wandb>=0.18"],  # log.wandb: numbers and figures on Weights & Biases
-    "mlflow": ["mlflow-skinny>=3"],  # log.mlflow: the same on MLflow; the client, without a server
     "timm": ["timm>=1.0"],  # its networks as model.name: timm/<name>; brings torchvision
 }
 EXTRAS["dev"] = (
@@ -46,7 +45,6 @@ EXTRAS["dev"] = (
     + EXTRAS["heif"]
     + EXTRAS["timm"]
     + EXTRAS["wandb"]
-    + EXTRAS["mlflow"]
     + [
         "pytest>=8",  # tests
         "pytest-xdist>=3.6",  # two of them at a time, which halves the time on two cores

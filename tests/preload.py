@@ -9,7 +9,7 @@ import torch._dynamo
 import simpro_fast.cli.prepare
 import simpro_fast.cli.train
 import simpro_fast.data.pipeline.array_loader
-import simpro_fast.distributed.exit_code
+import simpro_fast.distributed.failures
 import simpro_fast.training.banner
 import simpro_fast.training.resume
 import simpro_fast.training.trainer  # noqa: F401

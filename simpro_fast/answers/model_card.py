@@ -13,8 +13,6 @@ from simpro_fast.utils.printable import printable
 
 CARD = "README.md"
 OWN = "own images"
-MOST_CLASSES = 200
-"""Rows of the table of classes."""
 
 
 def model_card(file: ModelFile, summary: Mapping[str, Any], dataset: str) -> str:
@@ -28,8 +26,7 @@ def model_card(file: ModelFile, summary: Mapping[str, Any], dataset: str) -> str
     """
     dataset = OWN if dataset == "images" else dataset
     parts = [_front_matter(file, summary, dataset), _title(file, summary, dataset)]
-    parts += [_accuracy(summary), _classes(file, summary), _estimate(summary)]
-    parts += [_use(file), _limits(file, summary), _training(file, summary)]
+    parts += [_accuracy(summary), _use(file), _limits(file), _training(file, summary)]
     return "\n".join(parts)
 
 
@@ -81,45 +78,6 @@ def _accuracy(summary: Mapping[str, Any]) -> str:
     return "## Accuracy\n\nTop-1 on the test images of the run, in %:\n\n" + _table(titles, [cells])
 
 
-def _classes(file: ModelFile, summary: Mapping[str, Any]) -> str:
-    shares = summary.get("shares")
-    estimates = {row["class"]: row for row in shares["rows"]} if shares else {}
-    columns = ["class", "labeled images", "accuracy, %", "share of the unlabeled images"]
-    accuracies = summary["per_class"] or [None] * len(file.class_names)
-    rows = []
-    for name, count, accuracy, share in zip(
-        file.class_names, summary["labeled_counts"], accuracies, summary["pi_u"], strict=True
-    ):
-        estimate = f"{share:.3f}"
-        if (row := estimates.get(name)) is not None:
-            estimate = f"{row['estimate']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
-        measured = "-" if accuracy is None else f"{accuracy:.1f}"
-        rows.append([_text(name), f"{count:,}", measured, estimate])
-    hidden = len(rows) - MOST_CLASSES
-    more = f"\nand {hidden:,} more, see `model.json`.\n" if hidden > 0 else ""
-    return "## Classes\n\n" + _table(columns, rows[:MOST_CLASSES]) + more
-
-
-def _estimate(summary: Mapping[str, Any]) -> str:
-    if shares := summary.get("shares"):
-        said = (
-            "The shares of the unlabeled images are estimates with 95 % intervals, from the "
-            f"classes that the network gives {shares['images']:,} of them and from its confusions "
-            "on the test images. It was trained on the same unlabeled images, so that it may "
-            "confuse them otherwise and the intervals may be too narrow."
-        )
-    else:
-        said = (
-            "The shares of the unlabeled images are what training estimated (pi_u). **They are no "
-            "measurement and have no interval**: where the network confuses classes they are wrong."
-        )
-    if summary["kl_pi_u"] is not None:
-        said += (
-            f" Their true shares are known here: KL(true || pi_u) is {summary['kl_pi_u']:.3f} nats."
-        )
-    return f"{said}\n"
-
-
 def _use(file: ModelFile) -> str:
     return (
         "## Use\n\n"
@@ -134,16 +92,11 @@ def _use(file: ModelFile) -> str:
     )
 
 
-def _limits(file: ModelFile, summary: Mapping[str, Any]) -> str:
+def _limits(file: ModelFile) -> str:
     calibrated = (
         f"divide the logits by the temperature {file.temperature:.2f} before using them as such"
         if file.temperature is not None
         else "they are not calibrated"
-    )
-    rare = sorted(
-        (count, name)
-        for name, count in zip(file.class_names, summary["labeled_counts"], strict=True)
-        if count < 20
     )
     lines = [
         "Every picture gets one of the classes, also one that shows none of them.",
@@ -151,10 +104,6 @@ def _limits(file: ModelFile, summary: Mapping[str, Any]) -> str:
         "Pictures of another source, or with another mixture of classes, are recognised less well "
         "than the accuracy above says.",
     ]
-    if rare:
-        names = ", ".join(f"{_text(name)} ({count})" for count, name in rare[:10])
-        more = f" and {len(rare) - 10} more" if len(rare) > 10 else ""
-        lines.append(f"Fewer than 20 labeled images were there of: {names}{more}.")
     return "## Limits\n\n" + "".join(f"- {line}\n" for line in lines)
 
 

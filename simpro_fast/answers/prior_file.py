@@ -25,7 +25,7 @@ def chosen_prior(given: str, class_names: Sequence[str]) -> str | list[float]:
         class_names: of the model, in its order, which is that of the result.
 
     Raises:
-        ConfigError: neither, no such file, a class that is missing, unknown or there twice, a share
+        ConfigError: neither, no such file, a class that is missing or unknown, a share
             that is no number from 0 on, or no share above 0.
     """
     if given in PRIORS:
@@ -47,51 +47,37 @@ def read_prior(path: Path, class_names: Sequence[str]) -> list[float]:
     """
     try:
         text = read_text(path).removeprefix("\ufeff")
-        pairs = _from_json(text) if path.suffix.lower() == ".json" else _from_csv(text)
-    except (OSError, ValueError, RecursionError, KeyError, csv.Error) as error:
+        shares = _from_json(text) if path.suffix.lower() == ".json" else _from_csv(text)
+    except (OSError, AttributeError, ValueError, TypeError, LookupError, csv.Error) as error:
         raise ConfigError(
             f"{path}: cannot be read as a prior ({error}); write JSON {{class: share}} or CSV with "
             "the columns class,share"
         ) from None
-    names = [name for name, _ in pairs]
-    for found, what in (
-        ([name for name in class_names if name not in names], "lacks"),
-        ([name for name in names if name not in class_names], "has, unknown to the model,"),
-        ([name for name in dict.fromkeys(names) if names.count(name) > 1], "has twice"),
-    ):
-        if found:
-            raise ConfigError(
-                f"{path}: {what} {_some(found)}; the model's classes are {_some(class_names)}"
-            )
-    shares = dict(pairs)
+    if unlike := set(class_names) ^ shares.keys():
+        raise ConfigError(
+            f"{path}: must give a share for each class of the model and no other; it lacks, or has "
+            f"besides, {_some(sorted(unlike))}"
+        )
     wrong = [name for name in class_names if not 0 <= shares[name] < np.inf]
-    if wrong:
-        raise ConfigError(f"{path}: the share of {_some(wrong)} is no number from 0 on")
-    if not sum(shares.values()) > 0:
-        raise ConfigError(f"{path}: its shares sum to 0; at least one class must occur")
+    if wrong or not sum(shares.values()) > 0:
+        raise ConfigError(f"{path}: shares must be numbers from 0 on, not all 0: {_some(wrong)}")
     return [shares[name] for name in class_names]
 
 
-def _from_json(text: str) -> list[tuple[str, float]]:
-    def pairs(items: list[tuple[str, object]]) -> list[tuple[str, object]]:
-        return items
-
-    estimate = json.loads(text)
-    if isinstance(estimate, dict) and isinstance(estimate.get("shares"), dict):
-        estimate = estimate["shares"]  # of a summary.json
-    if isinstance(estimate, dict) and isinstance(estimate.get("rows"), list):
-        return [(row["class"], _number(row["estimate"])) for row in estimate["rows"]]
-    found = json.loads(text, object_pairs_hook=pairs)
-    if not all(isinstance(item, tuple) and isinstance(item[0], str) for item in found):
-        raise ValueError("it is no object")
-    return [(name, _number(share)) for name, share in found]
+def _from_json(text: str) -> dict[str, float]:
+    found = json.loads(text)
+    if isinstance(found.get("shares"), dict):
+        found = found["shares"]  # of a summary.json
+    if isinstance(found.get("rows"), list):
+        return {row["class"]: _number(row["estimate"]) for row in found["rows"]}
+    return {name: _number(share) for name, share in found.items()}
 
 
-def _from_csv(text: str) -> list[tuple[str, float]]:
+def _from_csv(text: str) -> dict[str, float]:
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     if not {"class", "share"} <= set(reader.fieldnames or ()):
         raise ValueError("its first line does not name the columns class and share")
-    return [(row["class"], _number(row["share"])) for row in reader]
+    return {row["class"]: _number(row["share"]) for row in reader}
 
 
 def _number(value: object) -> float:

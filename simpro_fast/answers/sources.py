@@ -21,13 +21,12 @@ from simpro_fast.data.files.manifest import Row, relative, stream_rows
 from simpro_fast.data.files.scan_folders import image_files
 from simpro_fast.data.files.scan_shards import (
     braces,
-    is_compressed_name,
     is_shard_name,
     refuse_address,
     scan_shard,
 )
 from simpro_fast.data.files.skipped import Ignored
-from simpro_fast.data.files.tar_index import Member, compressed
+from simpro_fast.data.files.tar_index import Member
 from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.local_files import remote
 from simpro_fast.utils.regular_file import no_file
@@ -174,8 +173,6 @@ def _check(place: str) -> None:
         return
     if said := no_file(place):
         raise UserError(f"{place}: {said}; give image files, folders, tar shards or a manifest")
-    if is_compressed_name(place):
-        raise compressed(place, "by its name")
     if place.lower().endswith(_OTHER_LISTS):
         raise ConfigError(
             f"{place}: a list of paths is read from standard input (`- < {place}`), or as a "

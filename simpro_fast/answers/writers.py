@@ -159,19 +159,6 @@ class Array(Format):
         return file.getvalue()
 
 
-class Fixed(Format):
-    """A text that is known before the first row."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def head(self) -> bytes:
-        return self._text.encode()
-
-    def encode(self, columns: Columns) -> bytes:
-        return b""
-
-
 _TABLES: dict[str, type[Csv] | type[JsonLines] | type[Parquet]] = {
     ".csv": Csv,
     ".jsonl": JsonLines,

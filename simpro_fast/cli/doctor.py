@@ -106,11 +106,9 @@ def examine(config: Config, folder: Path) -> tuple[Ranks, list[Line]]:
         ("versions", machine.check_versions),
         ("ranks", lambda: among_ranks.check_ranks(config, ranks)),
         ("links", lambda: among_ranks.check_links(ranks)),
-        ("clocks", lambda: among_ranks.check_clocks(ranks)),
         ("folder", lambda: among_ranks.check_folder(ranks, folder)),
         ("disk", lambda: machine.check_disk(config, folder)),
         ("data", lambda: data.check_data(config, ranks)),
-        ("decoding", computing.check_decoding),
         ("kernels", lambda: computing.check_kernels(ranks)),
     ]
     hosts = [text.decode() for text in ranks.gather_bytes(host_name().encode())]

@@ -49,8 +49,8 @@ VERBS = {
     ),
     "watch": Verb(
         "training",
-        "how a run stands: progress, estimated class distribution, accuracy, ranks",
-        "runs/digits_lt/reversed/seed1",
+        "a table of runs while they train, redrawn every few seconds",
+        "runs/digits_lt",
     ),
     "report": Verb(
         "runs",

@@ -54,8 +54,8 @@ EPILOG = """\
 Columns: path, member (in a tar shard), status (ok, or why the file could not be read), class,
 class_id, probability, margin (to the second class), entropy (nats), top1..k, p1..k.
 
-An interrupted run leaves OUTPUT.partial and OUTPUT.journal; --resume goes on from there, with the
-same bytes in the end. docs/answers.md explains all of it.
+An interrupted run leaves OUTPUT.parts; --resume goes on from there, with the same bytes in the end.
+docs/answers.md explains all of it.
 
 Exit code: 0 all images are answered, 1 some could not be read (0 with --on-bad-image skip) or
 the run failed, 2 wrong usage or an output that cannot be written, 130 interrupted."""
@@ -207,7 +207,7 @@ class _Run:
         return self._conclude()
 
     def to_files(self) -> int:
-        """Through partial files and a journal."""
+        """In parts, which are joined at the end."""
         options = self._options
         files: dict[Path, Format] = {options.output: table_format(options.output, self._kinds)}
         if options.logits:
@@ -220,20 +220,18 @@ class _Run:
             if outputs.rows and not options.quiet:
                 show(f"resumed after {outputs.rows:,} images", file=sys.stderr)
             try:
-                if not outputs.finished:
-                    self._fill(outputs)
+                self._fill(outputs)
+                outputs.finish()
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(f"interrupted{self._kept(outputs)}") from None
             except UserError as error:
                 raise type(error)(f"{error}{self._kept(outputs)}") from None
-            outputs.finish()
         return self._conclude()
 
     def _kept(self, outputs: Outputs) -> str:
         if not outputs.rows:
             return ""
-        where = f"{self._options.output}.partial"
-        return f"; {outputs.rows:,} images are in {where}, --resume goes on"
+        return f"; {outputs.rows:,} images are in {outputs.parts}, --resume goes on"
 
     def _fill(self, outputs: Outputs) -> None:
         items = iter(self._sources)

@@ -15,7 +15,7 @@ from typing import Any
 from simpro_fast.cli.ending import DONE, verb
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.config import load_config
-from simpro_fast.config.schema import Config, DataConfig
+from simpro_fast.config.schema import DataConfig
 from simpro_fast.data.datasets.imagenet import IMAGENET, list_tree
 from simpro_fast.data.files.added_labels import Labeled, with_labels
 from simpro_fast.data.files.check import CACHE_NAME, check_images, nothing_to_learn_from
@@ -34,7 +34,6 @@ from simpro_fast.utils.logs import log_to_terminal
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.printable import show
 from simpro_fast.utils.progress import ProgressBar
-from simpro_fast.utils.regular_file import read_regular
 
 _OWN_ONLY = "--pack, --init-config and --add-labels are for own images (data.name=images)"
 
@@ -121,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data = _data(options)
         if data is None or data.name == "images" or data.name in IMAGENET:
             return _prepare_images(options, data)
-        return _prepare_benchmark(options)
+        raise ConfigError(f"{data.name} needs no preparation: training reads and checks its files")
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; run the same command again to continue") from None
 
@@ -169,7 +168,7 @@ def _prepare_images(options: argparse.Namespace, data: DataConfig | None) -> int
     if published and (options.pack or options.init_config or options.add_labels):
         raise ConfigError(_OWN_ONLY)
     if options.init_config:
-        _check_unedited(options)
+        check_output(options.init_config)
     manifest, ignored = _list(options, data)  # before the folder for the results is made
     with _alone(options.output):
         labeled = Labeled(manifest, (), None)
@@ -178,27 +177,6 @@ def _prepare_images(options: argparse.Namespace, data: DataConfig | None) -> int
                 manifest, options.output, options.add_labels, new_classes=options.new_classes
             )
         return _write_images(options, data, labeled, ignored, started)
-
-
-def _check_unedited(options: argparse.Namespace) -> None:
-    """Refuse to replace a file that is not, byte by byte, what an earlier run here has written."""
-    target = options.init_config
-    check_output(target)
-    if not os.path.lexists(target):
-        return
-    path = _manifest_path(options)
-    packed = packed_path(options.output, options.pack) if options.pack else None
-    try:
-        if read_regular(target) == suggest_config(
-            read_manifest(path).usable(), path, packed, options.pack
-        ):
-            return
-    except (OSError, UserError, ValueError):
-        pass  # no earlier run, or of other images: then it is somebody's own
-    raise ConfigError(
-        f"{target}: exists already, and is not as prepare wrote it; give --init-config another "
-        "name, or remove it"
-    )
 
 
 def _manifest_path(options: argparse.Namespace) -> Path:
@@ -253,7 +231,9 @@ def _write_images(
             "(training shows it as `data`; a run resumes only with the same)"
         )
     packed = _pack(options, written) if options.pack else None
-    if options.init_config:
+    if options.init_config and os.path.lexists(options.init_config):
+        show(f"configuration {options.init_config} exists already, and is left as it is")
+    elif options.init_config:
         with replacing(options.init_config) as file:
             file.write(suggest_config(written.usable(), path, packed, options.pack))
         show(f"configuration {options.init_config} for a GPU; its comments explain CPU use")
@@ -294,28 +274,6 @@ def _pack(options: argparse.Namespace, manifest: Manifest) -> Path:
     progress.close()
     show(f"packed {path}, {total} images of {options.pack} px")
     return path
-
-
-def _prepare_benchmark(options: argparse.Namespace) -> int:
-    """Read a known data set, cut its split, and leave both described in the output folder."""
-    from simpro_fast.data.datasets.registry import load_dataset
-    from simpro_fast.data.splits.build import make_split
-    from simpro_fast.data.splits.split import save_split
-
-    if options.pack or options.init_config or options.add_labels:
-        raise ConfigError(_OWN_ONLY)
-    config: Config = load_config(options.config, options.overrides)
-    dataset = load_dataset(config.data)
-    split = make_split(config.data, dataset, config.seed)
-    with _alone(options.output):
-        save_split(split, options.output, dataset)
-    show(f"{dataset.name}: {len(dataset.class_names)} classes, sha256 {dataset.fingerprint()}")
-    show(split.summary())
-    show(f"labeled per class {list(split.labeled_counts)}")
-    if split.unlabeled_counts is not None:
-        show(f"unlabeled per class {list(split.unlabeled_counts)}")
-    show(f"split written to {options.output}")
-    return DONE
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

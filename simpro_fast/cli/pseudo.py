@@ -14,20 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from simpro_fast.answers.label_studio import Tasks, labeling_config
 from simpro_fast.answers.model import TrainedModel, load_model
 from simpro_fast.answers.outputs import Outputs
 from simpro_fast.answers.predict import Chunk, Unreadable, spread_over
 from simpro_fast.answers.pseudo import Answers, TrainingRule
 from simpro_fast.answers.unlabeled import UnlabeledSet, unlabeled_set
-from simpro_fast.answers.writers import Array, Columns, Csv, Fixed, Format, table_format
+from simpro_fast.answers.writers import Array, Columns, Csv, Format, table_format
 from simpro_fast.cli.answers import conclude, model_flags
 from simpro_fast.cli.ending import verb
 from simpro_fast.cli.parser import CommandParser, positive
 from simpro_fast.data.files.added_labels import check_no_labels
 from simpro_fast.data.files.decode import OK
 from simpro_fast.data.files.manifest import relative
-from simpro_fast.utils.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.printable import printable
 from simpro_fast.utils.progress import ProgressBar
@@ -39,7 +38,6 @@ Pseudo-labels of a run's unlabeled images, and which of them to label next.
 examples:
   simpro-fast pseudo runs/mine/seed1
   simpro-fast pseudo runs/mine/seed1 --queue 200
-  simpro-fast pseudo runs/mine/seed1 --queue 200 --format label-studio --base /photos
   simpro-fast pseudo runs/mine/seed1 --output photos.parquet --logits photos.npy
 
 Fill in the column label of queue.csv, then
@@ -51,7 +49,7 @@ pseudo_probability, kept (whether the training would learn from it: its rule at 
 Exit code: 0 done, 1 some images could not be read (0 with --on-bad-image skip) or it failed,
 2 wrong usage or an output that cannot be written, 130 interrupted. docs/answers.md explains the
 queue."""
-_FORMATS = {"csv": "pseudo.csv", "parquet": "pseudo.parquet", "label-studio": "label_studio.json"}
+_DEFAULT = "pseudo.csv"
 _QUEUE = "queue.csv"
 _PLACE = {"path": "text", "member": "text"}
 _SHOWN_CLASSES = 100
@@ -75,13 +73,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="of uncertainty: a small lead of the first class (default), or a large entropy",
     )
     parser.add_argument(
-        "--format",
-        choices=tuple(_FORMATS),
-        help="label-studio: tasks with predictions, of the queue if there is one (default: by the "
-        "ending of --output, else csv)",
-    )
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="default: pseudo.csv or the like in RUN"
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help=".csv, .parquet or .jsonl (default: RUN/pseudo.csv)",
     )
     parser.add_argument(
         "--logits", type=Path, metavar="FILE", help="also the plain logits, .npy float32 [rows, K]"
@@ -90,8 +85,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--base",
         type=Path,
         metavar="DIR",
-        help="paths relative to this folder (default: that of the output); for label-studio its "
-        "document root (default: the deepest folder with all images)",
+        help="paths relative to this folder (default: that of the output)",
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="decides between equally uncertain images (0)"
@@ -99,14 +93,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--overwrite", action="store_true", help="replace what is there")
     model_flags(parser)
     options = parser.parse(arguments)
-    if options.format is None:
-        ending = options.output.suffix.lower() if options.output else ""
-        options.format = "parquet" if ending == ".parquet" else "csv"
-    if options.output is None:
-        options.output = options.run / _FORMATS[options.format]
-    wanted = Path(_FORMATS[options.format]).suffix
-    if options.output.suffix.lower() not in (wanted, ".jsonl" if wanted == ".csv" else wanted):
-        raise ConfigError(f"--output {options.output}: its ending must be {wanted}")
+    options.output = options.output or options.run / _DEFAULT
     if options.queue and options.output.name == _QUEUE:
         raise ConfigError(f"--output {options.output}: --queue writes that file; give another name")
     if options.logits and options.logits.suffix != ".npy":
@@ -142,11 +129,9 @@ class _Run:
 
     def run(self) -> int:
         options = self._options
-        forms: dict[Path, Format] = {self._output: self._format()}
+        forms: dict[Path, Format] = {self._output: table_format(self._output, self._kinds())}
         if options.logits:
             forms[options.logits] = Array(len(self._names))
-        if self._for_label_studio:
-            forms[self._output.with_suffix(".xml")] = Fixed(labeling_config(self._names))
         if options.queue:  # last, so that labels typed meanwhile do not lose the others
             forms[self._queue] = Csv(self._queue_kinds())
         with ExitStack() as stack:
@@ -157,13 +142,13 @@ class _Run:
                 for path, form in forms.items()
             }
             self._look(files.get(options.logits))
-            everything = chosen = np.arange(len(self._answers))
+            chosen = everything = np.arange(len(self._answers))
             if options.queue:
                 chosen = self._answers.queue(
                     options.queue, measure=options.measure, seed=options.seed
                 )
                 files[self._queue].append(self._queue_columns(chosen), {})
-            for block in _blocks(chosen if self._for_label_studio else everything):
+            for block in _blocks(everything):
                 files[self._output].append(self._columns(block), {})
             for outputs in files.values():
                 outputs.finish()
@@ -174,28 +159,6 @@ class _Run:
         if path == self._queue:
             key = "index" if self._set.listed is None else "path"
             check_no_labels(path, tuple(self._queue_kinds()), key)
-
-    @property
-    def _for_label_studio(self) -> bool:
-        return bool(self._options.format == "label-studio")
-
-    def _format(self) -> Format:
-        if not self._for_label_studio:
-            return table_format(self._output, self._kinds())
-        rows = self._set.listed
-        if rows is None:
-            raise ConfigError(
-                f"--format label-studio: the images of {self._set.dataset.name} are no files"
-            )
-        used = [rows[i] for i in self._set.dataset_rows]
-        if shard := next((row for row in used if row.member), None):
-            raise UserError(
-                f"{shard.image}: Label Studio reads files, not members of shards; unpack them"
-            )
-        root = self._options.base or os.path.commonpath([os.path.dirname(row.path) for row in used])
-        config = self._set.config
-        name = f"{config.name} seed {config.seed} step {self._model.file.step}"
-        return Tasks(Path(os.path.abspath(root)), name)
 
     def _look(self, logits: Outputs | None) -> None:
         progress = ProgressBar("classified", "images", shown=not self._options.quiet)
@@ -213,10 +176,8 @@ class _Run:
         numbers, rows = self._set.dataset_rows[places].tolist(), self._set.listed
         if rows is None:
             return {"index": numbers}
-        paths = [rows[i].path for i in numbers]
-        if not self._for_label_studio:
-            base = Path(os.path.abspath(self._options.base or self._output.parent))
-            paths = [relative(path, base) for path in paths]
+        base = Path(os.path.abspath(self._options.base or self._output.parent))
+        paths = [relative(rows[i].path, base) for i in numbers]
         return {"path": paths, "member": [rows[i].member for i in numbers]}
 
     def _columns(self, places: np.ndarray) -> Columns:

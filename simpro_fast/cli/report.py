@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from simpro_fast.answers.report import write_report
@@ -74,7 +73,7 @@ def _report(found: Sequence[Path], named: Sequence[Path], options: argparse.Name
     runs = []
     for path in found:
         with about(path):
-            runs.append(with_state(load_run(path)))
+            runs.append(load_run(path))
     if options.format:
         return _print_table(runs, options.format)
     notes = check_same_split(runs, force=options.force)
@@ -102,19 +101,3 @@ def _print_table(runs: Sequence[Run], form: str) -> int:
         show(f"note: {note}", file=sys.stderr)
     print(experiments(groups, form), end="")
     return DONE
-
-
-def with_state(run: Run) -> Run:
-    """What goes on in an unfinished run, or why it ended; a run of older keys stays as it is."""
-    if not run.state:
-        return run
-    from simpro_fast.run.live import STALE, read_live  # and torch, which finished runs do without
-
-    try:
-        live = read_live(run.path)
-    except ConfigError:
-        return run
-    words = {STALE: "stopped"}.get(live.state, live.state)
-    why = f": {live.message}" if live.has_ended and live.message else ""
-    state = f"{words}, step {live.step:,} of {live.config.train.steps:,}{why}"
-    return replace(run, state=state)

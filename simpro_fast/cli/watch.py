@@ -1,197 +1,108 @@
-"""`simpro-fast watch`: how a run stands, from its files alone."""
+"""`simpro-fast watch`: how runs stand, from their files alone."""
 
 from __future__ import annotations
 
-import argparse
-import shutil
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
-from simpro_fast.answers.evaluation import kl_divergence
-from simpro_fast.answers.report.runs import METHOD_TITLES
-from simpro_fast.answers.report.terminal import bar, glyphs
+from simpro_fast.answers.report.runs import METHOD_TITLES, find_runs, load_run
 from simpro_fast.cli.ending import DONE, about, verb
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.distributed.signals import INTERRUPTED
-from simpro_fast.run.live import FINISHED, RUNNING, STARTING, LiveRun, read_live
-from simpro_fast.utils.errors import ConfigError
+from simpro_fast.run.files import METRICS
+from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.printable import printable
 from simpro_fast.utils.progress import clock
 from simpro_fast.utils.terminal import plain_table, rendered
 
-EXAMPLE = "runs/digits_lt/reversed/seed1"
-_COLOURS = {RUNNING: "green", STARTING: "cyan", FINISHED: "bold green"}
-_MOST_CLASSES, _FEWEST_CLASSES = 20, 5
-_OTHER_LINES = 12
-"""Of a frame, beside those of the classes."""
-_MOST_RANKS = 8
+EXAMPLE = "runs/digits_lt"
+SECONDS = 3.0
+"""Between two looks."""
+_COLUMNS = {
+    "top1": ("top-1 %", ".1f"),
+    "mask_rate": ("mask rate", ".2f"),
+    "kl_pi_u": ("KL(pi_u)", ".3f"),
+    "images_per_second": ("images/s", ",.0f"),
+}
 
 
 @verb
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Show a run until it ends; returns the exit code."""
+    """Show runs until all are finished; returns the exit code."""
     parser = CommandParser(
         "simpro-fast watch",
-        "Show how a run stands: progress, speed, estimated class distribution, accuracy, ranks.\n"
-        "It reads the files of the run, so it may run on any machine that sees them, and ends\n"
-        "with the run. Ctrl-C leaves; the run is not touched.",
+        "A table of runs, redrawn every few seconds until all are finished or Ctrl-C: steps and\n"
+        "the numbers of the last period. It reads their files, so it may run on any machine that\n"
+        "sees them.",
         f"examples:\n  simpro-fast watch {EXAMPLE}\n  simpro-fast watch {EXAMPLE} --once",
     )
-    parser.add_argument("run", type=Path, nargs="?", help=f"run directory, such as {EXAMPLE}")
+    parser.add_argument(
+        "runs", type=Path, nargs="*", metavar="RUN|FOLDER", help="run directories, folders of them"
+    )
     parser.add_argument(
         "--once", action="store_true", help="print it once; the default where there is no terminal"
     )
-    parser.add_argument(
-        "--interval", type=_seconds, default=1.0, metavar="S", help="seconds between looks (1)"
-    )
     options = parser.parse(arguments)
-    if options.run is None:
+    if not options.runs:
         raise ConfigError(f"no run directory; for example simpro-fast watch {EXAMPLE}")
-    with about(options.run):
-        run = read_live(options.run)
-        if options.once or not sys.stdout.isatty():
-            _print(run)
-            return DONE
-        try:
-            _follow(run, options.interval)
-        except KeyboardInterrupt:
-            return INTERRUPTED
+    with about(*options.runs):
+        table, left = overview(options.runs)
+        if left and not options.once and sys.stdout.isatty():
+            with suppress(KeyboardInterrupt), Live(table, console=Console(markup=False)) as live:
+                while left:
+                    time.sleep(SECONDS)
+                    table, left = overview(options.runs)
+                    live.update(table, refresh=True)
+            return INTERRUPTED if left else DONE
+        print(rendered(table, sys.stdout))
     return DONE
 
 
-def _seconds(text: str) -> float:
-    with suppress(ValueError):
-        if 0.1 <= (seconds := float(text)) <= 3600:
-            return seconds
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0.1 to 3600")
+def overview(paths: Sequence[Path]) -> tuple[Table, bool]:
+    """One row for each run of these folders, and whether one is not finished.
 
-
-def _print(run: LiveRun) -> None:
-    columns, lines = shutil.get_terminal_size((100, 40))
-    print(rendered(frame(run, sys.stdout, columns, lines), sys.stdout, columns))
-
-
-def _follow(run: LiveRun, interval: float) -> None:
-    """On the terminal's second screen; the last frame stays on the first."""
-    console = Console(markup=False, emoji=False, highlight=False)
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            live.update(frame(run, sys.stdout, *console.size), refresh=True)
-            if run.has_ended:
-                break
-            time.sleep(interval)
-            run = read_live(run.path)
-    _print(run)
-
-
-def frame(run: LiveRun, out: TextIO, columns: int, lines: int) -> RenderableType:
-    """One picture of a run, for the encoding of `out` and the size of a terminal."""
-    config, steps = run.config, run.config.train.steps
-    block, mark = glyphs(out)
-    method = METHOD_TITLES.get(config.method.name, config.method.name)
-    heading = Text.assemble((config.name, "bold"), f" seed {config.seed}, {method}: ")
-    heading.append(run.state, _COLOURS.get(run.state, "bold red"))
-    if run.message:  # of a run that was asked to stop it begins with the same word
-        message = run.message.removeprefix(run.state).lstrip()
-        heading.append(f"{' ' if message.startswith('(') else ': '}{message}")
-    share, left = min(1.0, run.step / steps), run.seconds_left()
-    said = f" step {run.step:,} of {steps:,} ({100 * share:.0f} %)"
-    said += f"  ETA {clock(left)}" if left is not None else ""
-    width = max(8, min(50, columns - len(said) - 2))
-    done = f"{block * round(share * width):.<{width}}"
-    classes = max(_FEWEST_CLASSES, min(_MOST_CLASSES, lines - _OTHER_LINES))
-    return Group(
-        heading,
-        Text(done + said, no_wrap=True),
-        *_numbers(run),
-        *_distribution(run, columns, classes, block, mark),
-        *_ranks(run),
-    )
-
-
-def _numbers(run: LiveRun) -> list[Text]:
-    """Speed, losses and accuracy of the last period."""
-    if not run.rows:
-        why = "metrics.jsonl is missing" if run.state == FINISHED else "no period is complete yet"
-        return [Text(f"{why}, so there are no numbers")]
-    last = run.rows[-1]
-
-    def number(key: str, form: str, scale: float = 1.0) -> str:
-        value = last.get(key)
-        return "-" if value is None else format(scale * value, form)
-
-    lines = [
-        f"at step {last['step']:,}",
-        f"  {number('images_per_second', ',.0f')} images/s  data wait "
-        f"{number('data_wait_fraction', '.0f', 100)} %  memory "
-        f"{number('peak_memory_mib', ',.0f')} MiB  learning rate {number('lr', '.3g')}",
-        f"  loss {number('loss', '.3f')} (labeled {number('loss_labeled', '.3f')}, unlabeled "
-        f"{number('loss_unlabeled', '.3f')})  mask rate {number('mask_rate', '.2f')}  kept "
-        f"pseudo-labels right {number('pseudo_label_accuracy', '.1f')} %",
-    ]
-    tests = [(row["top1"], row["step"]) for row in run.rows if row.get("top1") is not None]
-    if tests:
-        (now, at), (best, best_at) = tests[-1], max(tests)
-        lines.append(f"  top-1 {now:.1f} % at step {at:,}, best {best:.1f} % at step {best_at:,}")
-    return [Text(line) for line in lines]
-
-
-def _distribution(
-    run: LiveRun, columns: int, most: int, block: str, mark: str
-) -> list[RenderableType]:
-    """The estimated class distribution of the unlabeled images, with the truth where it is known.
-
-    More than `most` classes are summed in groups of neighbours.
+    Raises:
+        UserError: there is none, or a file of one is damaged.
     """
-    estimate, names = run.last("pi_u"), run.class_names
-    if estimate is None or len(names) != len(estimate):
-        return []
-    counts = run.unlabeled_counts
-    truth = [count / sum(counts) for count in counts] if counts else None
-    rows = min(most, len(names))
-    borders = [len(names) * row // rows for row in range(rows + 1)]
-    groups = [range(start, stop) for start, stop in pairwise(borders)]
-    shares = [sum(estimate[k] for k in group) for group in groups]
-    truths = [sum(truth[k] for k in group) for group in groups] if truth else [None] * rows
-    top = max([*shares, *(share for share in truths if share is not None)]) or 1.0
-    width = max(8, min(40, columns - 48))
-    table: Table = plain_table("unlabeled set, pi_u", "true")
-    table.add_column(Text("estimate", style="bold"), no_wrap=True)
-    for group, share, true in zip(groups, shares, truths, strict=True):
-        first, last = names[group[0]], names[group[-1]]
-        title = first if len(group) == 1 else f"{first} .. {last}"
-        title = title if len(title) <= 24 else f"{title[:22]}.."
-        shown = "-" if true is None else f"{100 * true:.1f} %"
-        drawn = bar(share, true, top, width, block, mark)
-        table.add_row(f"  {title}", shown, f"{100 * share:>7.1f} % {drawn}")
-    if truth is None or counts is None:
-        return ["", table]
-    uniform = kl_divergence(counts, [1 / len(names)] * len(names))
-    kl = run.last("kl_pi_u")
-    said = f"  {mark} truth; KL(true || pi_u) {'-' if kl is None else f'{kl:.3f}'} nats"
-    return ["", table, Text(f"{said} (a uniform guess: {uniform:.3f})")]
-
-
-def _ranks(run: LiveRun) -> list[Text]:
-    """Which ranks live; of many those that do not, or the first ones."""
-    alive = sum(one.alive for one in run.ranks)
-    lines = [Text(f"ranks: {alive} of {len(run.ranks)} live")] if run.ranks else []
-    for one in sorted(run.ranks, key=lambda one: (one.alive, one.beat.rank))[:_MOST_RANKS]:
-        beat = one.beat
-        where = f" in {beat.where}" if beat.where else ""
-        said = (
-            f"  {beat.rank} on {beat.host}, process {beat.pid}: {beat.phase}{where}, step "
-            f"{beat.step:,}, {one.age:.0f} s ago{'' if one.alive else ', gone'}"
+    titles = (title for title, _ in _COLUMNS.values())
+    table = plain_table("run", "seed", "method", "step", *titles, "last row")
+    left = False
+    for path in find_runs(paths):
+        try:
+            run = load_run(path)
+        except UserError:  # of one that has only begun, or a damaged one, which `report` names
+            table.add_row(printable(path), *[""] * (len(_COLUMNS) + 3), "none yet")
+            left = True
+            continue
+        left |= bool(run.state)
+        summary = run.summary
+        last = run.metrics[-1] if run.metrics else {}
+        table.add_row(
+            str(summary["name"]),
+            str(summary["seed"]),
+            METHOD_TITLES.get(summary["method"], str(summary["method"])),
+            f"{summary['steps']}/{run.config.get('train', {}).get('steps', summary['steps'])}",
+            *(_number({**last, "top1": summary["top1"]}, key) for key in _COLUMNS),
+            _age(path / METRICS) if run.state else "finished",
         )
-        lines.append(Text(printable(said), style="" if one.alive else "red"))
-    return lines
+    return table, left
+
+
+def _number(row: dict[str, Any], key: str) -> str:
+    value = row.get(key)
+    return "-" if value is None else format(value, _COLUMNS[key][1])
+
+
+def _age(path: Path) -> str:
+    """How long ago it was written: a run that is killed writes no more."""
+    with suppress(OSError):
+        return f"{clock(max(0.0, time.time() - path.stat().st_mtime))} ago"
+    return "none yet"

@@ -51,7 +51,7 @@ def is_config_name(word: str = "") -> bool:
         return False
     path = Path(word.removeprefix("configs/"))
     return path.suffix in (".yaml", ".yml") or bool(
-        not Path(word).exists() and path.parts and _stems(shipped_configs() / path.parts[0])
+        not Path(word).is_file() and path.parts and _stems(shipped_configs() / path.parts[0])
     )
 
 

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from itertools import groupby
 
 import torch.distributed as dist
 
 from simpro_fast.config import Config, flatten
-from simpro_fast.distributed.rendezvous import wait_for_key
-from simpro_fast.utils.errors import ConfigError, UserError
+from simpro_fast.utils.errors import ConfigError
 from simpro_fast.utils.machine import host_name
 from simpro_fast.utils.provenance import git_commit, library_versions, source_digest
 
@@ -69,56 +67,25 @@ def _compared(facts: Facts, key: str) -> str | None:
     return value.partition(" ")[0] if key == "code" and value else value
 
 
-def rendezvous(
-    store: dist.Store, rank: int, world_size: int, facts: Facts, timeout: float
-) -> list[tuple[str, int]]:
-    """Wait until all ranks are there and compare them. Rank 0 reads everything, the others one key.
-
-    Returns:
-        (host, number of ranks) in the order of ranks, on rank 0; empty on the others.
+def compare(store: dist.Store, rank: int, world_size: int, facts: Facts) -> list[Facts]:
+    """Read the facts of all ranks, by rank, once all have come.
 
     Raises:
         ConfigError: ranks differ; every rank raises the same line.
-        UserError: ranks are missing after `timeout` seconds; likewise.
+        dist.DistError: a rank did not come within the store's timeout.
     """
-    deadline = time.monotonic() + timeout
     store.set(f"facts/{rank}", json.dumps({"host": host_name(), **facts}))
-    if rank:
-        # A little longer than rank 0, which knows who is missing.
-        if not wait_for_key(store, "verdict", deadline + 10):
-            raise UserError(f"rank 0 did not answer within {timeout + 10:g} s; see its log")
-        verdict = store.get("verdict").decode()
-        store.add("read", 1)
-        _raise(verdict)
-        return []
-    missing = [r for r in range(world_size) if not wait_for_key(store, f"facts/{r}", deadline)]
-    if missing:
-        few = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        verdict = (
-            f"missing: {len(missing)} of {world_size} ranks (rank {few}) did not come within "
-            f"{timeout:g} s; start them, or check the host file and expect_world_size"
-        )
-        everyone: list[Facts] = []
-    else:
-        keys = [f"facts/{r}" for r in range(world_size)]
-        everyone = [json.loads(text) for text in store.multi_get(keys)]
-        verdict = difference(everyone) or ""
-    store.set("verdict", verdict)
-    if verdict:
-        _linger(store, world_size - 1 - len(missing))
-    _raise(verdict)
-    return [(host, len(list(group))) for host, group in groupby(f["host"] for f in everyone)]
+    keys = [f"facts/{r}" for r in range(world_size)]
+    everyone: list[Facts] = [json.loads(text) for text in store.multi_get(keys)]
+    if unequal := difference(everyone):
+        wait_for_all(store, "read", rank, world_size, 5.0)
+        raise ConfigError(unequal)
+    return everyone
 
 
-def _raise(verdict: str) -> None:
-    if verdict.startswith("missing: "):
-        raise UserError(verdict.removeprefix("missing: "))
-    if verdict:
-        raise ConfigError(verdict)
-
-
-def _linger(store: dist.Store, readers: int) -> None:
-    """The store dies with rank 0, so let the others read the verdict first."""
-    deadline = time.monotonic() + 5
-    while store.add("read", 0) < readers and time.monotonic() < deadline:
+def wait_for_all(store: dist.Store, key: str, rank: int, world_size: int, seconds: float) -> None:
+    """Say that this rank is done with the store, which dies with rank 0; that one waits."""
+    store.add(key, 1)
+    deadline = time.monotonic() + seconds
+    while rank == 0 and store.add(key, 0) < world_size and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -6,27 +6,30 @@ The same program runs under `deepspeed`, `torchrun` and plain `python`; all thre
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import os
+import socket
 import sys
 import tempfile
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import groupby
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
 from simpro_fast.config import Config
-from simpro_fast.distributed.consistency import Facts, difference, fingerprint, rendezvous
+from simpro_fast.distributed.consistency import Facts, compare, difference, fingerprint
 from simpro_fast.distributed.environment import (
     local_rank_from_environment,
     number_from_environment,
     rank_from_environment,
     world_size_from_environment,
 )
-from simpro_fast.distributed.rendezvous import Rendezvous, interface_towards
 from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.machine import cpu_cores, host_name, private_folder, reuse_freed_memory
 
@@ -43,7 +46,9 @@ class Ranks:
     local_world_size: int
     device: torch.device
     hosts: tuple[tuple[str, int], ...] = ()
-    """(host, number of ranks) in the order of ranks; known to rank 0 of several."""
+    """(host, number of ranks) in the order of ranks; known where there are several."""
+    store: dist.Store | None = None
+    """Where the ranks of a launch find each other, and leave notes; None: they were joined."""
 
     @property
     def is_main(self) -> bool:
@@ -102,7 +107,7 @@ def start_ranks(config: Config) -> Ranks:
 
     Raises:
         ConfigError: ranks have different code, versions or configuration; on every rank.
-        UserError: ranks are missing, the port is taken, or there are too few GPUs.
+        UserError: the ranks do not find each other, or there are too few GPUs.
     """
     world, rank = world_size_from_environment(), rank_from_environment()
     local_rank = local_rank_from_environment()
@@ -147,30 +152,49 @@ def _choose_algorithms(config: Config) -> None:
 
 def _find_and_connect(config: Config, ranks: Ranks) -> Ranks:
     """Find the other ranks, compare them, and only then let a backend connect them."""
-    address, port = os.environ.get("MASTER_ADDR"), number_from_environment("MASTER_PORT", -1)
-    if not address or port < 0:
-        raise ConfigError(
-            f"WORLD_SIZE={ranks.world_size} but no MASTER_ADDR and MASTER_PORT in the environment; "
-            "start through deepspeed or torchrun, or set them to where rank 0 runs"
-        )
-    meeting = Rendezvous(
-        ranks.rank,
-        ranks.world_size,
-        several_hosts=ranks.local_world_size < ranks.world_size,
-        address=address,
-        port=port,
-        listen=config.distributed.listen,
-        timeout=config.distributed.start_timeout,
-    )
-    store = meeting.open_store()
-    facts = fingerprint(config, ranks.device.type)
-    hosts = rendezvous(store, ranks.rank, ranks.world_size, facts, meeting.timeout)
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    timeout = timedelta(seconds=config.distributed.start_timeout)
+    try:
+        found = dist.rendezvous("env://", ranks.rank, ranks.world_size, timeout=timeout)
+        store = dist.PrefixStore("simpro_fast", next(found)[0])
+        store.set_timeout(timeout)
+        facts = fingerprint(config, ranks.device.type)
+        everyone = compare(store, ranks.rank, ranks.world_size, facts)
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise UserError(
+            f"rank {ranks.rank} of WORLD_SIZE={ranks.world_size} on {host_name()} does not meet "
+            f"the others at MASTER_ADDR={address}, MASTER_PORT={port} within {timeout} "
+            f"({str(error).splitlines()[0][:200]}); are all ranks started, is rank 0 at that "
+            "address, is the port free, does a firewall stand between?"
+        ) from None
     # Left alone, gloo listens on whatever this machine's own name stands for.
-    interface = interface_towards(address, port)
+    interface = interface_towards(address, int(port))
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     _connect(config, ranks, store)
-    return replace(ranks, hosts=tuple(hosts))
+    hosts = groupby(facts["host"] for facts in everyone)
+    return replace(ranks, hosts=tuple((host, len(list(g))) for host, g in hosts), store=store)
+
+
+def interface_towards(address: str, port: int) -> str | None:
+    """Name of the network interface whose address this machine uses to talk to `address`.
+
+    None where it cannot be told. Nothing is sent.
+    """
+    try:
+        family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(where)
+            mine = ipaddress.ip_address(str(probe.getsockname()[0]).partition("%")[0])
+    except (OSError, ValueError):
+        return None
+    if mine.is_loopback:
+        return "lo"
+    addresses = psutil.net_if_addrs().items()
+    owners = {one.address.partition("%")[0]: name for name, all_ in addresses for one in all_}
+    return owners.get(str(mine))
 
 
 def _keep_kernels_here() -> None:

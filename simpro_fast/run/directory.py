@@ -6,9 +6,6 @@ import json
 import logging
 import os
 import platform
-import re
-import sys
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +15,6 @@ import torch
 
 from simpro_fast.config import Config, dump_config
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.distributed.watchdog import FOLDERS
 from simpro_fast.run.checkpoint import list_checkpoints, step_of
 from simpro_fast.run.files import ENVIRONMENT, METRICS, SUMMARY, metrics_row, read_summary
 from simpro_fast.utils.atomic_write import (
@@ -57,9 +53,8 @@ class RunDirectory:
         self._unwritten: list[str] = []
 
     def is_empty(self) -> bool:
-        """Whether nothing of a run is there; what ranks wrote for each other does not count."""
-        names = {p.name for p in self.path.iterdir()} if self.path.exists() else set()
-        return names <= set(FOLDERS)
+        """Whether nothing of a run is there."""
+        return not self.path.exists() or not any(self.path.iterdir())
 
     def owns(self, checkpoint: Path) -> bool:
         """Whether it lies here; one of another run says nothing of this one's files."""
@@ -162,19 +157,6 @@ class RunDirectory:
                         return row
         return None
 
-    def describe_bad_step(self, path: Path | None, draws: Callable[[], dict[str, Any]]) -> str:
-        """Explain a loss that is not finite; leaves the draws of its batch in `path`."""
-        said, good = "no file was written", list[Path]()
-        try:
-            if path is not None:
-                write_json(path, draws())
-                said = f"the batch's draws are in {path}"
-            good = list_checkpoints(self.checkpoints)
-        except (UserError, OSError) as error:
-            said = f"the batch's draws are lost: {error}"
-        last = f"last good checkpoint: {good[0]}" if good else "no checkpoint yet"
-        return f"; {said}; {last}. Lower optim.lr or set optim.grad_clip"
-
     def _cut(self, step: int, rows_to: int) -> None:
         """Put aside whatever was made after `step`: it is made again, perhaps differently."""
         self.summary.unlink(missing_ok=True)
@@ -198,30 +180,6 @@ class RunDirectory:
         write_atomically(self.metrics, "".join(kept))
 
 
-_SECRET = re.compile(
-    r"pass(word|wd|phrase)?$|secret|token|credential|auth|(api|access|private|account)[-_.]?key",
-    re.IGNORECASE,
-)
-_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-
-
-def without_secrets(command: Sequence[str]) -> list[str]:
-    """Arguments with `***` for values of keys that look like secrets, and for logins in URLs."""
-    shown: list[str] = []
-    hide = False
-    for word in command:
-        key, equals, _ = word.partition("=")
-        secret = _SECRET.search(key) is not None and (bool(equals) or word.startswith("-"))
-        if hide and not word.startswith("--"):
-            shown.append("***")
-        elif secret and equals:
-            shown.append(f"{key}=***")
-        else:
-            shown.append(_LOGIN.sub("***", word))
-        hide = secret and not equals
-    return shown
-
-
 def environment(ranks: Ranks) -> dict[str, Any]:
     """Versions, commit and machine: what is needed to understand a number later."""
     versions = {"python": platform.python_version()}
@@ -235,7 +193,6 @@ def environment(ranks: Ranks) -> dict[str, Any]:
         "versions": versions,
         "commit": git_commit(),
         "machine": machine_name(),
-        "command": without_secrets(sys.argv),
         "world_size": ranks.world_size,
         "device": str(ranks.device),
         "torch_threads": torch.get_num_threads(),

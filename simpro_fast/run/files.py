@@ -1,7 +1,7 @@
 """Files of a run directory that tell of its training: their schemas, and the readers of all verbs.
 
-Beside them: `config.yaml` (config/saved.py), `split.json` (data/splits), what ranks write for each
-other (fault_tolerance) and `model.json` (inference).
+Beside them: `config.yaml` (config/saved.py), `split.json` (data/splits) and `model.json`
+(answers).
 """
 
 from __future__ import annotations
@@ -148,7 +148,6 @@ class Environment(FileSchema):
     versions: dict[str, str] | None = None
     commit: str | None = None
     machine: str | None = None
-    command: list[str] | None = None
     world_size: Count | None = None
     device: str | None = None
     torch_threads: Count | None = None

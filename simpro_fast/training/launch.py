@@ -8,9 +8,9 @@ import torch.distributed as dist
 
 from simpro_fast.config import Config
 from simpro_fast.distributed.environment import check_launch
-from simpro_fast.distributed.exit_code import conclude
+from simpro_fast.distributed.failures import conclude
 from simpro_fast.distributed.process_group import start_ranks, stop_ranks
-from simpro_fast.distributed.watchdog import Watchdog
+from simpro_fast.distributed.stop_requests import StopRequests
 from simpro_fast.run.lock import RunLock
 from simpro_fast.run.loggers import check_packages
 from simpro_fast.training.banner import announce_launch
@@ -39,7 +39,7 @@ def run_training(config: Config, *, dry_run: bool = False, guest: bool = False) 
     joined = dist.is_initialized()
     ranks = start_ranks(config)
     log_to_terminal(ranks.is_main)
-    watchdog = Watchdog(config, ranks, write=not dry_run)
+    requests = StopRequests()
     lock = RunLock(config.run_dir, ranks)
     try:
         announce_launch(config, ranks)
@@ -49,24 +49,23 @@ def run_training(config: Config, *, dry_run: bool = False, guest: bool = False) 
             lock.take()
         if is_finished(config, ranks) and not dry_run:
             return 0
-        if not guest:
-            watchdog.start()
         with ExitStack() as stack:
             try:
-                trainer = Trainer(config, ranks, write=not dry_run, watchdog=watchdog)
+                trainer = Trainer(config, ranks, write=not dry_run, requests=requests)
                 stack.callback(trainer.close)
                 if dry_run:
                     try_steps(trainer)
                 else:
+                    if not guest:  # before there is something to save, a signal ends at once
+                        requests.install()
                     trainer.fit()
             except BaseException as error:
                 if guest:
                     raise
-                # While the process group still stands: others may be waiting for this rank in it.
-                return conclude(error, watchdog)
+                return conclude(error, ranks, requests)
         return 0
     finally:
         if not joined:
             stop_ranks()
-        watchdog.close()
+        requests.remove()
         lock.release()

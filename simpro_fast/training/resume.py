@@ -14,7 +14,7 @@ from simpro_fast.config.explain import shown
 from simpro_fast.config.saved import read_saved_config, saved_config
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.splits.split import Split
-from simpro_fast.distributed.failure_notes import is_lost_connection
+from simpro_fast.distributed.failures import is_lost_connection
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.models import weights_file, weights_sha256
 from simpro_fast.run.checkpoint import check_parts, find_checkpoint, newest_whole, step_of

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.run.directory import RunDirectory
 from simpro_fast.utils.errors import UserError
 
 
 class NonFiniteLossError(UserError):
     """The loss of a step is NaN or infinite; `step` is 0-based."""
 
-    def __init__(self, step: int, hint: str = "") -> None:
-        super().__init__(f"the loss of step {step} is not finite{hint}")
+    def __init__(self, step: int) -> None:
+        super().__init__(
+            f"the loss of step {step} is not finite; lower optim.lr or set optim.grad_clip, and "
+            "start again, which goes on from the last checkpoint"
+        )
         self.step = step
 
 
@@ -70,26 +70,6 @@ class StepGuard:
         asked = torch.tensor([float(self._stop_requested())], device=self._ranks.device)
         self.stop_agreed = self.stop_agreed or bool(self._ranks.sum(asked).item())
         return self.stop_agreed
-
-    @contextmanager
-    def explained(
-        self, run: RunDirectory, draws: Callable[[int], dict[str, Any]], write: bool
-    ) -> Iterator[None]:
-        """Add to a loss that is not finite what is needed to replay the step and to go on.
-
-        Args:
-            draws: gives those of a step's batch, for a file in the folder of the run.
-            write: False leaves no file.
-        """
-        try:
-            yield
-        except NonFiniteLossError as error:
-            step = error.step
-            name = f"not_finite_step{step}_rank{self._ranks.rank}.json"
-            path = run.path / name if write else None
-            raise NonFiniteLossError(
-                step, run.describe_bad_step(path, lambda: draws(step))
-            ) from None
 
     def settle(self) -> None:
         """Obey the answers of the last step watched, if that has not been done.

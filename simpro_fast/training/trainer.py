@@ -19,7 +19,7 @@ from simpro_fast.data.sampling.labeled_order import LabeledDraws
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.distributed.signals import Preempted
-from simpro_fast.distributed.watchdog import Watchdog
+from simpro_fast.distributed.stop_requests import StopRequests
 from simpro_fast.run.directory import RunDirectory
 from simpro_fast.run.loggers import Loggers
 from simpro_fast.training.banner import announce
@@ -57,7 +57,7 @@ class Trainer:
         ranks: this process among all, see `start_ranks`.
         make_loader: `build_loader` (DALI) or a stand-in with its signature.
         write: False leaves no file behind (dry runs, benches).
-        watchdog: told what goes on, and asked whether to stop; None: nobody watches.
+        requests: to stop; None: nobody can ask for it.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Trainer:
         *,
         make_loader: Callable[..., Loader] = build_loader,
         write: bool = True,
-        watchdog: Watchdog | None = None,
+        requests: StopRequests | None = None,
     ) -> None:
         self.write, self._writes = write, write and ranks.is_main
-        self.watchdog = watchdog or Watchdog(config, ranks)
+        self.requests = requests or StopRequests()
         self.run = RunDirectory(config.run_dir)
         self.commit = git_commit()  # now: the tree may change while the run goes on
         dataset, normalised_by = normalised(load_dataset(config.data), config)
@@ -85,7 +85,7 @@ class Trainer:
         found = find_state(config, self.run, fingerprint, ranks) if write else None
         self.algorithm = Step(self.setup, fresh=found is None)
         self.step_graph = build_step_graph(config, ranks, self.algorithm.step)
-        self.guard = StepGuard(ranks, lambda: self.watchdog.requests.reason is not None)
+        self.guard = StepGuard(ranks, self.requests.asked)
         self.meter, self.stopwatch = Meter(ranks.device, dataset.num_classes), Stopwatch()
         self.checkpoints = Checkpoints(
             self.run, self.setup, self.algorithm, self.meter, fingerprint
@@ -154,16 +154,13 @@ class Trainer:
         trace = self.run.path / "trace.json" if self._writes and config.train.profile else None
         seconds_before = state.seconds
         self.progress.begin(self.step)
-        self.watchdog.begin(self.step)
-        explained = self.guard.explained(self.run, lambda s: self.loader.describe(s), self.write)
-        with closing(self.progress), explained, step_profiler(trace) as profiler:
+        with closing(self.progress), step_profiler(trace) as profiler:
             if self.step and self.checkpoints.saved_step is None:
                 self.save()  # it goes on from another run's checkpoint
             if state.row is not None:
                 self._finish_period()
             while self.step < config.train.steps:
                 self.train_step()
-                self.watchdog.step_done(self.step)
                 if profiler is not None:
                     profiler.step()
                 state.seconds = seconds_before + time.perf_counter() - started
@@ -178,8 +175,7 @@ class Trainer:
                     raise self._preempted()
                 if state.row is not None:
                     self._finish_period()
-            with self.watchdog.phase("finishing"):
-                return self._finish()
+            return self._finish()
 
     def announce(self) -> None:
         """Device, ranks, batches and split, on rank 0."""
@@ -219,8 +215,7 @@ class Trainer:
         config, row = self.setup.config, self.state.row
         last = self.step == config.train.steps
         if last or self.step % (config.train.period * config.evaluate.every) == 0:
-            with self.watchdog.phase("evaluation"):
-                self.last_evaluation = found = self.evaluate(temperature=last)
+            self.last_evaluation = found = self.evaluate(temperature=last)
             if found is not None:
                 self.state.top1.append(found.top1)
                 measured = {"top1": found.top1, "top1_class_mean": found.top1_class_mean}
@@ -244,7 +239,7 @@ class Trainer:
         if self.checkpoints.saved_step != self.step:
             self.save()
         saved = self.step if self.checkpoints.saved_step == self.step else None
-        return Preempted(saved, agreed=True)
+        return Preempted(saved)
 
     def _show_progress(self, loss: float, mask_rate: float) -> None:
         top1 = self.state.top1[-1] if self.state.top1 else None
@@ -271,15 +266,13 @@ class Trainer:
             return
         if self.checkpoints.saved_step != self.step:
             self.save()  # what follows may look at every image, and can be stopped
-        with self.watchdog.phase("a new phase of the method"):
-            self.guard.settle()
-            look = self._look_for_a_stop
-            self.state.split = begin_phase(
-                self.algorithm, self.setup, split, phase, self.step, look
-            )
-            if self.state.split is not split:
-                self.loader.close()
-                self._follow_split()
+        self.guard.settle()
+        self.state.split = begin_phase(
+            self.algorithm, self.setup, split, phase, self.step, self._look_for_a_stop
+        )
+        if self.state.split is not split:
+            self.loader.close()
+            self._follow_split()
         if self.step_graph is not None:
             self.step_graph.forget()
 
@@ -294,9 +287,7 @@ class Trainer:
 
     def save(self) -> None:
         """Checkpoint of this step, see `Checkpoints.save`; every rank calls it."""
-        if not self.write:
-            return
-        with self.watchdog.phase("saving"):
+        if self.write:
             self.guard.settle()
             self.checkpoints.save(self.state)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import glob
 import io
 import json
 import math
@@ -36,7 +34,7 @@ class _Written(io.FileIO):
 def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Write to a temporary file `.<name>.<random>.tmp` beside `path`, which then replaces `path`.
 
-    It has the permissions that the umask leaves. Those of killed writers of `path` are removed.
+    It has the permissions that the umask leaves. A killed writer leaves its temporary file.
 
     Args:
         durable: also survives a power cut, at the price of waiting for the disk.
@@ -48,14 +46,14 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     temporary = path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_left(path)
-        temporary, raw = _create(path)
+        temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+        raw = _Written(temporary, "xb")
         with io.BufferedWriter(raw) as file:
             yield file
             file.flush()
             if durable:
                 os.fsync(raw.fileno())
-            os.replace(temporary, path)  # still locked
+            os.replace(temporary, path)
         if durable:
             _sync_folder(path.parent)
     except BaseException as error:
@@ -71,27 +69,6 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
         if refusal is None or not isinstance(error, Exception):
             raise
         raise unwritable(path, refusal) from None
-
-
-def _create(path: Path) -> tuple[Path, _Written]:
-    """A new temporary file of `path`, locked while it is open: a killed writer holds no lock."""
-    while True:
-        temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
-        raw = _Written(temporary, "xb")
-        with suppress(OSError):  # a file system without locks: nobody will remove it either
-            fcntl.flock(raw, fcntl.LOCK_EX)
-        if os.fstat(raw.fileno()).st_nlink:
-            return temporary, raw
-        raw.close()  # removed by another writer, before it was locked
-
-
-def _remove_left(path: Path) -> None:
-    """Remove the temporary files of `path` that nobody has locked."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.????????.tmp"):
-        with suppress(OSError), left.open("rb") as file:
-            # Shared, since NFS gives the other lock only to who may write.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            left.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

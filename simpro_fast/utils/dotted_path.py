@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -36,10 +35,8 @@ def import_function(key: str, name: str, kind: str = "function") -> Callable[...
         missing = error.name or ""
         if missing != module_name and not module_name.startswith(f"{missing}."):
             raise ConfigError(f"{said}: {module_name} needs the package {missing}") from None
-        near = difflib.get_close_matches(missing, _siblings(missing), n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(
-            f"{said}: there is no module {missing} on Python's path; {hint}"
+            f"{said}: there is no module {missing} on Python's path; "
             "install it, or set PYTHONPATH to the folder that it is in (PYTHONPATH=. for this one)"
         ) from None
     except Exception as error:  # whatever a stranger's module raises
@@ -55,10 +52,3 @@ def import_function(key: str, name: str, kind: str = "function") -> Callable[...
         raise ConfigError(f"{said}: {module_name} has no {kind} {function_name}{hint}")
     function: Callable[..., Any] = found
     return function
-
-
-def _siblings(module: str) -> list[str]:
-    """Modules that lie where `module` was looked for."""
-    package, _, _ = module.rpartition(".")
-    path = importlib.import_module(package).__path__ if package else None
-    return [f"{package}.{m.name}".lstrip(".") for m in pkgutil.iter_modules(path)]

@@ -133,7 +133,7 @@ def test_a_damaged_shard_is_one_item_and_the_others_go_on(photos: Path) -> None:
     items = list(Sources(["photos"], None, io.BytesIO()))
     (bad,) = [item for item in items if item.image is None]
     assert (bad.path, bad.member) == ("photos/b/shard.tar", "")
-    assert bad.status.startswith("damaged: cut short within member x/1.jpg")
+    assert bad.status.startswith("damaged: ")
     assert items[-1].path == "photos/c.jpeg"
 
 
@@ -145,14 +145,12 @@ def test_a_damaged_shard_is_one_item_and_the_others_go_on(photos: Path) -> None:
         (["s3://bucket/photos"], ConfigError, "mount or copy it"),
         (["-", "-"], ConfigError, "read once"),
         (["photos/notes.txt"], ConfigError, "- < photos/notes.txt"),
-        (["old.tar.gz"], UserError, "compressed"),
         (["pipe"], UserError, "is a pipe"),
     ],
 )
 def test_what_no_images_can_come_from(
     photos: Path, arguments: list[str], kind: type[UserError], said: str
 ) -> None:
-    (photos / "old.tar.gz").write_bytes(b"\x1f\x8b")
     os.mkfifo(photos / "pipe")
     with pytest.raises(kind, match=said) as caught:
         Sources(arguments, None, io.BytesIO())

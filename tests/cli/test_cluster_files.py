@@ -98,11 +98,9 @@ def test_slurm_job_requeues_when_preempted_only(tmp_path: Path, code: int, reque
         assert (tmp_path / "requeued").read_text().split() == ["requeue", "40007"]
 
 
-def test_slurm_grace_fits_into_the_warning() -> None:
+def test_slurm_signals_the_ranks() -> None:
     text = (CLUSTER / "slurm.sbatch").read_text()
-    warning = int(re.findall(r"--signal=USR1@(\d+)", text)[0])
-    grace = int(re.findall(r"preempt_grace=(\d+)", text)[0])
-    assert grace + 10 <= warning
+    assert re.findall(r"--signal=USR1@\d+", text)
     assert "--signal=B:" not in text, "the batch shell would get the signal, and the ranks nothing"
 
 
@@ -125,7 +123,7 @@ def test_kubernetes_job_is_consistent() -> None:
     assert config.distributed.expect_world_size == trainer["numNodes"] * gpus
     (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     pod = node["template"]["spec"]["template"]["spec"]
-    assert config.distributed.preempt_grace < pod["terminationGracePeriodSeconds"]
+    assert pod["terminationGracePeriodSeconds"] > 30  # the default, short for a step and a save
     (container,) = pod["containers"]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert set(mounts) == {volume["name"] for volume in pod["volumes"]}

@@ -14,9 +14,9 @@ import torch
 
 from simpro_fast.cli.ending import verb
 from simpro_fast.config import Config
-from simpro_fast.distributed.exit_code import conclude
+from simpro_fast.distributed.failures import conclude
 from simpro_fast.distributed.process_group import start_ranks
-from simpro_fast.distributed.watchdog import Watchdog
+from simpro_fast.distributed.stop_requests import StopRequests
 from simpro_fast.training.engine.deepspeed import import_deepspeed
 from simpro_fast.utils.errors import UserError
 from tests import processes
@@ -89,11 +89,11 @@ def test_tracebacks_keep_their_lines(
     tiny: Callable[..., Config], capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny()
-    watchdog = Watchdog(config, start_ranks(config))
+    ranks = start_ranks(config)
     try:
         raise KeyError("a\x1b[31m name")
     except KeyError as error:
-        assert conclude(error, watchdog) == 1
+        assert conclude(error, ranks, StopRequests()) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "Traceback (most recent call last):" and len(lines) >= 5
     assert lines[-1].startswith("error: KeyError") and "\x1b" not in "".join(lines)

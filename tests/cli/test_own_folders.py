@@ -61,7 +61,7 @@ def test_labels_join_and_training_goes_on_from_the_model(
         assert prepare.main(command) == 0
         said = capsys.readouterr().out
         assert f"{added} added" in said and f"{known} known before" in said
-        assert "separated by a semicolon" in said and "0 files decoded" in said
+        assert "0 files decoded" in said
         assert "3 classes, 14 labeled, 10 unlabeled, 6 val images" in said
     manifest = (root / "out/manifest.csv").read_bytes()
     assert run(root) == 0, "a new look at the folders, where they still lie unlabeled"
@@ -88,9 +88,6 @@ def test_labels_without_a_list(root: Path, capsys: pytest.CaptureFixture[str]) -
     assert prepare.main(command) == 1 and "--new-classes" in error(capsys)
     assert prepare.main([*command, "--new-classes"]) == 0
     assert "bees" in read_manifest(root / "out/manifest.csv").class_names
-    benchmark = ["--config=digits_lt/reversed", "--add-labels=q.csv", f"--output={root}/o"]
-    assert prepare.main(benchmark) == 2
-    assert "are for own images" in error(capsys)
 
 
 def test_copy_of_a_labeled_image_is_found(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

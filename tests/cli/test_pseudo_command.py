@@ -1,4 +1,4 @@
-"""`simpro-fast pseudo`: the training's own rule, the queue, and Label Studio's tasks."""
+"""`simpro-fast pseudo`: the training's own rule, and the queue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import numpy as np
@@ -143,10 +142,7 @@ QUEUES: dict[str, Callable[[str], bytes]] = {
     "plain": lambda text: text.encode(),
     "with a mark": lambda text: text.encode("utf-8-sig"),
     "semicolons": lambda text: text.replace(",", ";").encode(),
-    "of Excel": lambda text: ("sep=;\n" + text.replace(",", ";")).encode(),
-    "tabs in UTF-16": lambda text: text.replace(",", "\t").encode("utf-16"),
-    "Label": lambda text: text.replace("label", "Label", 1).encode(),
-    "class": lambda text: text.replace("label", "class", 1).encode(),
+    "tabs": lambda text: text.replace(",", "\t").encode(),
 }
 """How a queue may be saved."""
 
@@ -165,13 +161,12 @@ def test_labels_in_a_queue_are_never_lost(filled: tuple[Path, str], command: Com
     assert code == 1 and "pseudo.csv: exists already" in err
     others = {
         "a note": (text.replace("owls", "").replace("entropy", "note"), "has the columns"),
-        "cut off": (text[:-1].rpartition(",")[0], "was cut off"),
         "no queue": ("a,b\n1,2\n", "no column `path`"),
     }
     cases = {name: (save(text), "holds 1 label(s)") for name, save in QUEUES.items()}
     cases |= {name: (content.encode(), said) for name, (content, said) in others.items()}
     cases["Latin-1"] = (text.replace("owls", "zéro").encode("latin-1"), "holds 1 label(s)")
-    cases["a workbook"] = (b"PK\3\4" + bytes(30), "is a workbook")
+    cases["a workbook"] = (b"PK\3\4" + bytes(30), "no column `path`")
     for name, (content, said) in cases.items():
         queue.write_bytes(content)
         code, _, err = command(queue.parent, "--queue", "3", "--overwrite")
@@ -211,29 +206,6 @@ def test_queue_of_a_set_without_paths(digits: Config, command: Command, tmp_path
     queue.write_text(queue.read_text().replace(",,", ",3,", 1))
     code, _, err = command(*arguments)
     assert code == 1 and "queue.csv: holds 1 label(s)" in err
-
-
-def test_what_a_killed_one_left_is_nobodys(own: tuple[Path, Path], command: Command) -> None:
-    """It cannot go on, so it neither advises that nor stands in the way of the next."""
-    _, run = own
-    kept: dict[Path, bytes] = {}
-    real = pseudo.Answers.fill
-
-    def killed(answers: pseudo.Answers, rule: Any, after: Any) -> None:
-        real(answers, rule, after)
-        kept.update({file: file.read_bytes() for file in run.glob("*.partial")})
-        kept.update({file: file.read_bytes() for file in run.glob("*.journal")})
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pseudo.Answers, "fill", killed)
-        assert command(run, "--logits", run / "f.npy")[0] == 130
-    assert kept and not list(run.glob("*.partial"))
-    for file, content in kept.items():
-        file.write_bytes(content)
-    code, _, err = command(run, "--logits", run / "f.npy")
-    assert code == 0 and "--resume" not in err and len(np.load(run / "f.npy")) == 29
-    assert not list(run.glob("*.partial")) + list(run.glob("*.journal"))
 
 
 def test_filled_in_labels_join_the_labeled_images(
@@ -280,34 +252,6 @@ def check_tasks(tasks: Any, config: ElementTree.Element) -> None:
     assert len(set(identifiers)) == len(identifiers)
 
 
-def test_tasks_for_label_studio(own: tuple[Path, Path], command: Command) -> None:
-    root, run = own
-    arguments = ("--format", "label-studio", "--base", root)
-    assert command(run, *arguments, "--output", "all.json")[0] == 0
-    assert command(run, *arguments, "--queue", "5")[0] == 0
-    for path, count in ((Path("all.json"), 29), (run / "label_studio.json", 5)):
-        tasks = json.loads(path.read_text())
-        check_tasks(tasks, ElementTree.parse(path.with_suffix(".xml")).getroot())
-        assert len(tasks) == count
-        for task in tasks:
-            served = task["data"]["image"].removeprefix("/data/local-files/?d=")
-            assert served.isascii() and (root / unquote(served)).is_file()
-            assert str(root / unquote(served)) == task["data"]["path"]
-    edited = Path("all.xml")
-    edited.write_text("<View>of a person</View>")
-    Path("all.json").unlink()
-    code, _, err = command(run, *arguments, "--output", "all.json")
-    assert code == 1 and "all.xml: exists already" in err
-    assert "person" in edited.read_text() and not Path("all.json").exists()
-    assert command(run, *arguments, "--output", "all.json", "--overwrite")[0] == 0
-    ElementTree.parse(edited)
-    queue = [Path(row["path"]).name for row in rows(run / "queue.csv")]
-    tasks = json.loads((run / "label_studio.json").read_text())
-    assert [Path(task["data"]["path"]).name for task in tasks] == queue
-    code, _, err = command(run, "--format", "label-studio", "--base", root / "val", "--overwrite")
-    assert code == 2 and "lies outside" in err
-
-
 def test_a_file_that_has_gone_is_a_row(
     own: tuple[Path, Path], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,13 +291,11 @@ def test_a_set_that_has_changed_is_refused(
     assert code == 1 and "give a run directory" in err
 
 
-def test_shards_have_members_and_no_addresses(command: Command, tmp_path: Path) -> None:
+def test_shards_have_members(command: Command, tmp_path: Path) -> None:
     shards = as_shards(tidy(tmp_path / "data"), tmp_path / "shards")
     parts = {k: str(shards / f"{k}-*.tar") for k in ("labeled", "val")}
     unlabeled = [str(shards / "unlabeled-*.tar")]
     config = own_images(tmp_path, **parts, unlabeled=unlabeled)
-    code, _, err = command(config.run_dir, "--format", "label-studio")
-    assert code == 1 and "not members of shards" in err
     assert command(config.run_dir, "--queue", "3", "--quiet")[0] == 0
     for row in (*rows(config.run_dir / "pseudo.csv"), *rows(config.run_dir / "queue.csv")):
         assert row["path"].endswith(".tar") and row["member"].endswith(".jpg")
@@ -362,11 +304,9 @@ def test_shards_have_members_and_no_addresses(command: Command, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--format", "parquet", "--output", "a.csv"], "ending must be .parquet"),
-        (["--output", "a.txt"], "ending must be .csv"),
+        (["--output", "a.txt"], "ending must be one of .csv"),
         (["--logits", "a.txt"], "ending must be .npy"),
         (["--queue", "0"], "above 0"),
-        (["--format", "label-studio"], "the images of digits are no files"),
     ],
 )
 def test_usage(digits: Config, command: Command, arguments: list[str], said: str) -> None:

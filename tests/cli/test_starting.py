@@ -18,7 +18,8 @@ import pytest
 from simpro_fast.cli.train import main
 from simpro_fast.config import Config, dump_config
 from simpro_fast.distributed.process_group import start_ranks
-from simpro_fast.distributed.signals import StopRequests, end_on_signals
+from simpro_fast.distributed.signals import end_on_signals
+from simpro_fast.distributed.stop_requests import StopRequests
 from simpro_fast.run.lock import RunLock, lock_path
 from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL, log_to_terminal

@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 import yaml
 
-from simpro_fast.cli.key_hints import WORDS, known_keys
 from simpro_fast.cli.sweep import folder_name, members_of
 from simpro_fast.config import Config, flatten, load_config
-from simpro_fast.distributed.launchers import launchers_above
+from simpro_fast.distributed.stop_requests import launchers_above
 from tests import processes
 from tests.conftest import TINY, TRAIN
 from tests.processes import PATIENCE
@@ -145,10 +144,6 @@ def test_nothing_is_trained_when_anything_is_wrong(
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_words_of_others_lead_to_keys_that_exist() -> None:
-    assert set(WORDS) <= set(known_keys())
-
-
 def test_several_ranks_are_refused_with_the_cure(train_command: Run, config_file: Path) -> None:
     said = []
     for rank in ("0", "1"):
@@ -231,11 +226,11 @@ def test_a_member_follows_its_sweep_into_death(tmp_path: Path) -> None:
     script.parent.mkdir()
     script.write_text("import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])")
     code = (
-        "import os; from simpro_fast.distributed.launchers import launchers_above;"
-        "assert [p.pid for p in launchers_above(os.getpid())] == [os.getppid()]; print('above')"
+        "import os; from simpro_fast.distributed.stop_requests import launchers_above;"
+        "assert [p.pid for p in launchers_above()] == [os.getppid()]; print('above')"
     )
     done = subprocess.run(
         [sys.executable, str(script), code, "--seeds=1,2"], capture_output=True, text=True
     )
     assert done.stdout == "above\n", done.stderr
-    assert launchers_above(os.getpid()) == []
+    assert launchers_above() == []

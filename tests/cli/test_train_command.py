@@ -35,6 +35,14 @@ def metrics(folder: Path, name: str = "tiny") -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def test_a_folder_of_a_shipped_name_is_not_in_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "digits_lt/reversed").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert parse_arguments(["digits_lt/reversed", "seed=2"]).config == "digits_lt/reversed"
+
+
 @pytest.mark.slow
 def test_three_launchers_give_the_same_losses(
     train_command: Run, config_file: Path, tmp_path: Path

@@ -93,21 +93,16 @@ def _scenarios(rank: int, world_size: int, tree: dict[str, Any], ports: list[int
     else:  # rank 0 never comes
         found["alone"] = _error(rank, world_size, hasty, ports[5])
 
-    # Rank 0 finds its port taken by a program that is no store, which rank 1 finds as well.
-    with socket.create_server(("127.0.0.1", ports[6] if rank == 0 else 0)) as stranger:
-        port = ports[6] if rank == 0 else stranger.getsockname()[1]
-        found["taken"] = _error(rank, world_size, hasty, port)
-    found["zero"] = _error(rank, world_size, tree, 0)
-    elsewhere = _changed(tree, "distributed", listen="203.0.113.1")  # nobody's address
     if rank == 0:
-        found["elsewhere"] = _error(rank, world_size, elsewhere, ports[7])
+        with socket.create_server(("127.0.0.1", ports[6])):
+            found["taken"] = _error(rank, world_size, hasty, ports[6])
     return found
 
 
 @pytest.fixture(scope="module")
 def results() -> list[dict[str, Any]]:
     tree = parse_config(TINY).model_dump(mode="json")
-    ports = [free_port() for _ in range(8)]
+    ports = [free_port() for _ in range(7)]
     ranks = GlooRanks(2)  # not the shared ones: these leave their process group
     try:
         return ranks.run(_scenarios, tree, ports)
@@ -115,12 +110,8 @@ def results() -> list[dict[str, Any]]:
         ranks.close()
 
 
-def test_ranks_listen_on_the_given_address_only(results: list[dict[str, Any]]) -> None:
-    """The store (rank 0) and gloo (both): not on all interfaces."""
-    for result in results:
-        assert set(result["addresses"]) == {"127.0.0.1"}
-    # Were the table misread, it would not show the store's socket of rank 0.
-    assert len(results[0]["addresses"]) == len(results[1]["addresses"]) + 1
+def test_gloo_listens_on_the_given_address_only(results: list[dict[str, Any]]) -> None:
+    assert set(results[1]["addresses"]) == {"127.0.0.1"}
 
 
 def test_rank_0_knows_the_hosts_and_bytes_of_any_length_travel(
@@ -151,25 +142,13 @@ def test_ranks_that_differ_are_named_with_both_values(
         assert "\n" not in message
 
 
-def test_a_rank_that_never_comes_is_named_in_bounded_time(results: list[dict[str, Any]]) -> None:
-    assert "1 of 2 ranks (rank 1) did not come within 1 s" in results[0]["alone"]
-    assert "rank 1 of 2" in results[1]["alone"]
-    assert "found no rank 0 at 127.0.0.1:" in results[1]["alone"]
-    assert "within 1 s" in results[1]["alone"]
-
-
-def test_a_taken_port_is_one_line_with_the_cure(results: list[dict[str, Any]]) -> None:
-    assert "the port is taken" in results[0]["taken"]
-    assert "--master_port" in results[0]["taken"]
-    assert "another program has this port" in results[1]["taken"]
-
-
-def test_addresses_and_ports_that_cannot_work(results: list[dict[str, Any]]) -> None:
-    for result in results:
-        assert "MASTER_PORT=0" in result["zero"]
-        assert "--standalone" in result["zero"]
-    assert "203.0.113.1" in results[0]["elsewhere"]
-    assert "distributed.listen" in results[0]["elsewhere"]
+def test_a_rank_that_never_comes_and_a_taken_port_are_one_line(
+    results: list[dict[str, Any]],
+) -> None:
+    said = [results[0]["alone"], results[1]["alone"], results[0]["taken"]]
+    for rank, message in zip((0, 1, 0), said, strict=True):
+        assert message.startswith(f"rank {rank} of WORLD_SIZE=2 on ")
+        assert "MASTER_ADDR=127.0.0.1" in message and "\n" not in message
 
 
 def test_the_commit_alone_makes_no_difference() -> None:

@@ -212,10 +212,8 @@ def test_micro_batch_must_divide(tiny: MakeConfig, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"distributed.zero_stage": 3}, "zero_stage=3 is not supported: it shards the weights"),
-        ({"distributed.zero_stage": 4}, "zero_stage must be 0, 1 or 2, got 4"),
-        ({"distributed.offload_optimizer": True}, "offload_optimizer is not supported: the weight"),
-        ({"distributed.offload": False}, "offload is not supported"),
+        ({"distributed.zero_stage": 3}, "distributed.zero_stage=3: "),
+        ({"distributed.offload": False}, "unknown key 'distributed.offload'"),
         (
             {
                 "train.precision": "fp64",

@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases and MLflow: what arrives, and that none of them ends a run."""
+"""TensorBoard and Weights & Biases: what arrives, and that none of them ends a run."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ import wandb
 
 from simpro_fast.config import Config
 from simpro_fast.distributed.process_group import start_ranks
-from simpro_fast.distributed.signals import Preempted
 from simpro_fast.run import loggers as module
 from simpro_fast.run.loggers import Loggers, scalars_of
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.errors import UserError
 
 MakeConfig = Callable[..., Config]
-ALL = {"log.tensorboard": True, "log.wandb": "digits", "log.mlflow": True, "log.figures": True}
+ALL = {"log.tensorboard": True, "log.wandb": "digits", "log.figures": True}
 
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_ALLOW_FILE_STORE", "WANDB_DIR"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("WANDB_DIR", raising=False)
     wandb.teardown()  # it keeps the environment of its first run
 
 
@@ -42,27 +40,19 @@ def train(config: Config) -> None:
 
 def test_a_run_that_goes_on_is_the_same_one_everywhere(tiny: MakeConfig) -> None:
     """Stopped at step 10 of 12; priors and accuracies per class and the figures arrive."""
-    from mlflow import MlflowClient
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     train(tiny({**ALL, "train.steps": 10}))
     config = tiny(ALL)
-    first = json.loads((config.run_dir / module.IDS).read_text())
+    first = (config.run_dir / module.WANDB_ID).read_text()
     (config.run_dir / "summary.json").unlink()
     train(config)
-    assert json.loads((config.run_dir / module.IDS).read_text()) == first
+    assert (config.run_dir / module.WANDB_ID).read_text() == first
 
     rows = [json.loads(line) for line in (config.run_dir / "metrics.jsonl").open()]
     assert [row["step"] for row in rows] == [5, 10, 12]
     prior = [row["pi_u"][3] for row in rows]
     accuracy = [row["per_class"][9] for row in rows]
-
-    client = MlflowClient(tracking_uri=(config.output_dir / "mlruns").absolute().as_uri())
-    run = client.get_run(first["mlflow"])
-    assert (run.info.status, run.data.params["method.tau"]) == ("FINISHED", "1.0")
-    history = client.get_metric_history(first["mlflow"], "pi_u/3 3")
-    assert [(m.step, m.value) for m in history] == list(zip([5, 10, 12], prior, strict=True))
-    assert "report/prior.png" in [f.path for f in client.list_artifacts(first["mlflow"], "report")]
 
     events = EventAccumulator(str(config.run_dir / "tensorboard")).Reload()
     told = [(event.step, event.value) for event in events.Scalars("per_class/9 9")]
@@ -70,7 +60,7 @@ def test_a_run_that_goes_on_is_the_same_one_everywhere(tiny: MakeConfig) -> None
     assert "report/prior" in events.Tags()["images"]
 
     starts = sorted((config.run_dir / "wandb").glob("offline-run-*"))
-    assert {start.name.rpartition("-")[2] for start in starts} == {first["wandb"]}
+    assert {start.name.rpartition("-")[2] for start in starts} == {first}
     sent = b"".join(p.read_bytes() for p in (config.run_dir / "wandb").rglob("*.wandb"))
     for part in ("pi_u/3 3", "per_class/9 9", repr(prior[-1]), "method.tau", "digits"):
         assert part.encode() in sent, part
@@ -78,11 +68,11 @@ def test_a_run_that_goes_on_is_the_same_one_everywhere(tiny: MakeConfig) -> None
 
 
 def test_a_fresh_start_is_a_new_run(tiny: MakeConfig) -> None:
-    config = tiny({"log.mlflow": "one", "train.steps": 5})
+    config = tiny({"log.wandb": "one", "train.steps": 5})
     ids = []
     for _ in range(2):
         train(config)
-        ids.append(json.loads((config.run_dir / module.IDS).read_text())["mlflow"])
+        ids.append((config.run_dir / module.WANDB_ID).read_text())
         for path in config.run_dir.glob("checkpoints/*.pt"):
             path.unlink()
     assert ids[0] != ids[1]
@@ -120,34 +110,22 @@ def test_a_failing_logger_is_one_warning_and_off(caplog: pytest.LogCaptureFixtur
     ]
 
 
-def test_a_signal_passes_through_a_logger() -> None:
-    one = Refuses(Preempted(None, agreed=False))
-    loggers = Loggers({"log.wandb": one})
-    loggers.write({"step": 0})
-    with pytest.raises(Preempted):
-        loggers.write({"step": 1})
-
-
 def test_what_cannot_start_is_a_warning(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server that refuses connections, and W&B without a login."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("NETRC", "/dev/null")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    config = tiny({"log.mlflow": True, "log.wandb": True, "train.steps": 5})
+    config = tiny({"log.wandb": True, "train.steps": 5})
     with caplog.at_level(logging.WARNING):
         train(config)
     assert (config.run_dir / "summary.json").is_file()
     said = [r.getMessage() for r in caplog.records if "cannot start" in r.getMessage()]
-    assert [line.split()[0] for line in said] == ["log.wandb", "log.mlflow"]
-    assert not (config.run_dir / module.IDS).exists()
+    assert [line.split()[0] for line in said] == ["log.wandb"]
 
 
-@pytest.mark.parametrize("name", ["wandb", "mlflow", "tensorboard"])
+@pytest.mark.parametrize("name", ["wandb", "tensorboard"])
 def test_a_missing_package_is_said_before_training(
     tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -168,13 +146,12 @@ def test_a_package_that_cannot_be_imported_is_one_line(
 def test_secrets_of_the_command_stay_out(tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["train.py", "--token=SEKRET1"])
     monkeypatch.setenv("WANDB_API_KEY", "S3KRET2" * 6)
-    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "SEKRET3")
-    config = tiny({"log.wandb": True, "log.mlflow": True, "train.steps": 5})
+    config = tiny({"log.wandb": True, "train.steps": 5})
     train(config)
     for path in config.output_dir.rglob("*"):
         if path.is_file():
             content = path.read_bytes()
-            assert not any(word in content for word in (b"SEKRET1", b"S3KRET2", b"SEKRET3")), path
+            assert not any(word in content for word in (b"SEKRET1", b"S3KRET2")), path
 
 
 def test_only_finite_numbers_are_scalars() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,7 @@ from simpro_fast.answers.report.page import content
 from simpro_fast.answers.report.pictures import pictures_of
 from simpro_fast.answers.report.runs import load_run
 from simpro_fast.answers.report.terminal import print_report, report_data
-from simpro_fast.cli.report import with_state
-from simpro_fast.cli.watch import frame
-from simpro_fast.distributed.failure_notes import Failure
-from simpro_fast.distributed.heartbeat import Heartbeats
-from simpro_fast.run.live import read_live
+from simpro_fast.cli.watch import overview
 from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.terminal import rendered
 from tests.answers.report.made_runs import make_run
@@ -59,14 +54,14 @@ def changed(tree: Any, place: Place, value: Any) -> Any:
 def look_at(run: Path) -> list[Group]:
     """All that `watch` and `report` read and say, but for the figures."""
     said = io.StringIO()
-    rendered(frame(read_live(run), said, 100, 40), said, 100)
-    runs = [with_state(load_run(run))]
+    rendered(overview([run])[0], said, 100)
+    runs = [load_run(run)]
     groups = group_runs(runs)
     notes = [*check_same_split(runs), *filter(None, map(seeds_that_differ, groups))]
     json.dumps(report_data(groups, notes), allow_nan=False)
     print_report(groups, notes, file=said)
     views, mistakes, _ = pictures_of(runs[0])
-    content(groups, Figures([], {}, [{} for _ in groups], []), [(views, mistakes)], notes)
+    content(groups, Figures([], {}, [{} for _ in groups]), [(views, mistakes)], notes)
     return groups
 
 
@@ -82,15 +77,10 @@ def complaint_about(run: Path, look: Callable[[Path], Any]) -> str | None:
 
 
 def make_runs(folder: Path) -> list[Path]:
-    """A finished run, and one that has failed while a rank of it is still there."""
+    """A finished run, and one that is not."""
     names = ["a", "b", "c"]
     finished = make_run(folder / "a/seed1", class_names=names, shares=True, evaluated=True)
     failed = make_run(folder / "b/seed1", class_names=names, finished=False)
-    Heartbeats(failed / "heartbeats", 0, 1).beat(610, "training", "a.py:3 in f")
-    end = Failure.of(0, 610, "error", "disk full", 1).model_dump_json()
-    for path in (failed / "ended.json", failed / "failures/rank0.json"):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(end)
     return [finished, failed]
 
 
@@ -116,14 +106,3 @@ def no_value_ends_in_a_traceback(folder: Path) -> Iterator[Attempt]:
         what = f"{path.name} {'.'.join(map(str, place))} = {VALUES[number]!r:.30}"
         yield Attempt(what, complaint_about(run, look_at))
         path.write_text(before)
-
-
-@trial("values of a run's files")
-def names_of_heartbeats(folder: Path) -> Iterator[Attempt]:
-    _, run = make_runs(folder)
-    for name in ("rank\u00b2.json", "rank9999999.json", "rank-1.json", "rank.json", "rank1/"):
-        path = run / "heartbeats" / name
-        path.mkdir() if name.endswith("/") else shutil.copy(run / "heartbeats/rank0.json", path)
-        complaint = complaint_about(run, look_at)
-        ranks = [one.beat.rank for one in read_live(run).ranks]
-        yield Attempt(name, complaint or (None if ranks == [0] else f"ranks {ranks}"))

@@ -182,7 +182,7 @@ def test_dotted_paths_in_a_process_of_its_own(own: Any, tree: dict[str, Any]) ->
         ("model.name=smal", "did you mean 'small'"),
         (
             "data.name=own_stripe.load",
-            "no module own_stripe .*did you mean own_stripes.*PYTHONPATH",
+            "no module own_stripe .*PYTHONPATH",
         ),
         ("data.name=own_stripes.load_stripe", "did you mean own_stripes.load_stripes"),
         ("data.name=own_stripes.sixteen_bit", r"images must be squares.*uint16 \[300, 16, 16, 3\]"),

@@ -91,7 +91,7 @@ def test_late_answer_comes_before_anything_is_made_of_the_step(
     config = tiny()  # period 5, checkpoint every 4
     trainer = Trainer(config, start_ranks(config), make_loader=synthetic(poison_step=poisoned))
     late(trainer.guard)
-    with pytest.raises(NonFiniteLossError, match=f"step {poisoned} .*not_finite_step{poisoned}"):
+    with pytest.raises(NonFiniteLossError, match=f"step {poisoned} is not finite"):
         trainer.fit()
     trainer.close()
     assert trainer.step == noticed_after

@@ -57,7 +57,7 @@ def test_the_table_in_the_docs_is_what_the_keys_declare() -> None:
     [
         {"train.data_threads": 2, "train.profile": True, "evaluate.every": 2, "name": "tiny"},
         {"evaluate.batch_size": 7, "data.cache_dir": "/nowhere", "log.tensorboard": True},
-        {"checkpoint.every": 5, "distributed.stall_timeout": 5, "data.on_bad_image": "skip"},
+        {"checkpoint.every": 5, "distributed.start_timeout": 5, "data.on_bad_image": "skip"},
     ],
 )
 def test_what_changes_nothing_may_change(saved: MakeConfig, changes: dict[str, Any]) -> None:

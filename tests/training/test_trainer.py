@@ -354,12 +354,7 @@ def test_bad_loss_stops_before_the_weights(tiny: MakeConfig, engine: str) -> Non
     with pytest.raises(NonFiniteLossError) as caught:
         trainer.fit()
     trainer.close()
-    message = str(caught.value)
-    assert "step 6" in message
-    assert "step_000000004.pt" in message
-    draws = config.run_dir / "not_finite_step6_rank0.json"
-    assert str(draws) in message
-    assert json.loads(draws.read_text())["step"] == 6
+    assert "step 6" in str(caught.value) and "optim.lr" in str(caught.value)
     after = trainer.algorithm.student.state_dict()
     for name, _ in trainer.algorithm.student.named_parameters():
         assert torch.equal(after[name], weights[0][name]), name

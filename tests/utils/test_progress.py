@@ -46,7 +46,7 @@ def test_a_bar_or_a_line_or_nothing(
     monkeypatch.setattr(sys, "stderr", Terminal() if terminal else io.StringIO())
     # One of an earlier test would write to a stream that is closed.
     monkeypatch.setattr(logging.getLogger("simpro_fast"), "handlers", [])
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, "simpro_fast"):
         show(mode, main=main)
     drawn = sys.stderr.getvalue()  # type: ignore[attr-defined]
     assert ("step 10/20" in drawn and "top-1=91.0 %" in drawn and drawn.endswith("\n")) is bar

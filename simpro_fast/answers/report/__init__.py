@@ -29,7 +29,7 @@ def write_report(groups: Sequence[Group], folder: Path, notes: Sequence[str] = (
     """
     views, mistakes, texts = zip(*(pictures_of(group.runs[0]) for group in groups), strict=True)
     figures = draw_figures(groups, folder)
-    said = [*notes, *(text for one in texts for text in one), *figures.notes]
+    said = [*notes, *(text for one in texts for text in one)]
     page = folder / PAGE
     write_page(page, groups, figures, list(zip(views, mistakes, strict=True)), said)
     return [*figures.paths, page]

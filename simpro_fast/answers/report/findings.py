@@ -10,10 +10,6 @@ from simpro_fast.answers.report.runs import kl_of_uniform
 
 FEW_LABELS = 5
 """Labeled images of a class below which its share is hard to estimate."""
-WIDE = 0.15
-"""Width of an interval, as a share of all images, from which on it says little ..."""
-WIDE_RELATIVE = 1.0
-"""... provided that it is also wider than this multiple of the estimate."""
 _NAMED = 3
 _LONGEST = 40
 
@@ -75,7 +71,7 @@ def finding(summary: dict[str, Any]) -> Finding | None:
         return None
     bounds = intervals(summary)
     shares = [i.estimate for i in bounds] if bounds else pi_u
-    return Finding(_sentence(summary, shares, bounds), tuple(_warnings(summary, shares, bounds)))
+    return Finding(_sentence(summary, shares, bounds), tuple(_warnings(summary, bounds)))
 
 
 def _sentence(
@@ -100,41 +96,21 @@ def _sentence(
     return f"{said[0].upper()}{said[1:]}."
 
 
-def _warnings(
-    summary: dict[str, Any], shares: Sequence[float], bounds: Sequence[Interval] | None
-) -> list[str]:
+def _warnings(summary: dict[str, Any], bounds: Sequence[Interval] | None) -> list[str]:
     found = []
     if bounds is None:
         found.append(
             "the estimate has no intervals: pi_u is a by-product of training, its error unknown"
         )
-    else:
-        if summary["shares"].get("converged") is False:
-            found.append("the sampling behind the intervals has not converged")
-        wide = [k for k, i in enumerate(bounds) if _is_wide(i)]
-        if wide:
-            worst = max(wide, key=lambda k: bounds[k].high - bounds[k].low)
-            found.append(
-                f"{_classes(summary, wide)}: the interval is very wide ({_class(summary, worst)}: "
-                f"{100 * bounds[worst].low:.0f} to {100 * bounds[worst].high:.0f} %); longer "
-                "training would narrow it while the accuracy still rises, more labeled images "
-                "afterwards"
-            )
-        pi_u = summary["pi_u"]
-        apart = [k for k, i in enumerate(bounds) if _disagrees(i, pi_u[k])]
-        if apart:
-            worst = max(apart, key=lambda k: abs(pi_u[k] - bounds[k].estimate))
-            found.append(
-                f"{_classes(summary, apart)}: the estimators disagree (pi_u of the training says "
-                f"{_percent(pi_u[worst])} of {_class(summary, worst)}, the estimate with intervals "
-                f"{_share(worst, shares, bounds)})"
-            )
+    elif summary["shares"].get("converged") is False:
+        found.append("the sampling behind the intervals has not converged")
     labeled = summary.get("labeled_counts")
     few = [k for k, count in enumerate(labeled or ()) if count < FEW_LABELS]
     if few:
+        more = f" and {len(few) - _NAMED} more" if len(few) > _NAMED else ""
         found.append(
-            f"{_classes(summary, few)}: fewer than {FEW_LABELS} labeled images, too few to tell "
-            "the class from others reliably"
+            f"{_and([_class(summary, k) for k in few[:_NAMED]])}{more}: fewer than {FEW_LABELS} "
+            "labeled images, too few to tell the class from others reliably"
         )
     kl, truth = summary.get("kl_pi_u"), summary.get("pi_u_true")
     if kl is not None and truth:
@@ -147,28 +123,9 @@ def _warnings(
     return found
 
 
-def _is_wide(interval: Interval) -> bool:
-    width = interval.high - interval.low
-    return width > WIDE and width > WIDE_RELATIVE * interval.estimate
-
-
-def _disagrees(interval: Interval, pi_u: float) -> bool:
-    """Outside the interval by more than its width: pi_u has an error of its own."""
-    width = interval.high - interval.low
-    return not interval.low - width <= pi_u <= interval.high + width
-
-
 def _class(summary: dict[str, Any], k: int) -> str:
     name = str(summary["class_names"][k])
     return f"class {name if len(name) <= _LONGEST else f'{name[: _LONGEST - 2]}..'}"
-
-
-def _classes(summary: dict[str, Any], which: Sequence[int]) -> str:
-    names = [_class(summary, k).removeprefix("class ") for k in which[:_NAMED]]
-    more = f" and {len(which) - _NAMED} more" if len(which) > _NAMED else ""
-    if len(which) == 1:
-        return f"class {names[0]}"
-    return f"classes {', '.join(names)}{more}" if more else f"classes {_and(names)}"
 
 
 def _share(k: int, shares: Sequence[float], bounds: Sequence[Interval] | None) -> str:

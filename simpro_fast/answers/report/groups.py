@@ -158,30 +158,16 @@ def _differences(a: Run, b: Run) -> list[str]:
     data = [run.environment.get("data") for run in (a, b)]
     if None not in data and data[0] != data[1]:
         found.append("other images or labels")
-    for key, what in (
-        ("labeled_counts", "labeled images"),
-        ("unlabeled_counts", "unlabeled images"),
-        ("test_counts", "test images"),
-    ):
-        known = [run.split.get(key) or run.summary.get(key) for run in (a, b)]
-        counts = [values for values in known if values is not None]
-        if len(counts) < 2 or counts[0] == counts[1]:
-            continue
-        sums = [sum(values) for values in counts]
-        how = f"{sums[1]:,} instead of {sums[0]:,}" if sums[0] != sums[1] else "otherwise divided"
-        found.append(f"{what}: {how}")
+    for kind in ("labeled", "unlabeled", "test"):
+        key = f"{kind}_counts"
+        old, new = (run.split.get(key) or run.summary.get(key) for run in (a, b))
+        if old and new and old != new:
+            found.append(f"{sum(new):,} {kind} images instead of {sum(old):,}")
     ids = [str(run.split.get("hash") or run.environment.get("split") or "") for run in (a, b)]
     same_seed = a.summary["seed"] == b.summary["seed"]
     if same_seed and all(ids) and ids[0] != ids[1] and not found:
-        found.append(f"the same seed chose other images (split {ids[1][:12]}, not {ids[0][:12]})")
-    if found:
-        found += _config_differences(a.config.get("data", {}), b.config.get("data", {}))
+        found.append("the same seed chose other images")
     return found
-
-
-def _config_differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    keys = [k for k in dict.fromkeys((*a, *b)) if a.get(k) != b.get(k)]
-    return [f"data.{key}={b.get(key)} instead of {a.get(key)}" for key in keys[:4]]
 
 
 def seeds_that_differ(group: Group) -> str | None:

@@ -21,7 +21,6 @@ from simpro_fast.utils.errors import UserError, pip_line
 PAGE = "report.html"
 _SHOWN_CLASSES = 30
 """Rows up to which a table of classes is open."""
-_KNOWN_ENVIRONMENT = ("machine", "device", "world_size", "torch_threads", "commit")
 
 Table = dict[str, Any]
 """`head` and `rows` of strings, the first of each row its title."""
@@ -96,13 +95,11 @@ def content(
                 "figures": figures.each[number],
                 "views": _views(pictures[number][0]),
                 "mistakes": _mistakes(pictures[number][1], names),
-                "calibration": _calibration(group),
                 "config": _flat(group.runs[0].config),
             }
             for number, group in enumerate(groups)
         ],
         "differing": _differing(groups),
-        "unbounded": _unbounded(groups),
     }
 
 
@@ -116,11 +113,17 @@ def _summary_table(groups: Sequence[Group]) -> Table:
     if groups[0].summary.get("pi_u_true") is not None:
         kl = [spread_text(group.number("kl_pi_u"), 3) for group in groups]
         lines.append(["KL(true || pi_u), nats", *kl])
-    speed = [spread_text(group.number("images_per_second"), 0) for group in groups]
-    if set(speed) != {"-"}:
-        lines.append(["views per second", *speed])
+    for key, what, digits in (
+        ("ece", "expected calibration error", 4),
+        ("temperature", "temperature that fits best", 3),
+        ("images_per_second", "views per second", 0),
+    ):
+        values = [spread_text(group.number(key), digits) for group in groups]
+        if set(values) != {"-"}:
+            lines.append([what, *values])
     lines.append(["steps", *(f"{group.summary['steps']:,}" for group in groups)])
-    lines.append(["seeds", *(_seeds(group) for group in groups)])
+    seeds = [", ".join(str(run.summary["seed"]) for run in group.runs) for group in groups]
+    lines.append(["seeds", *seeds])
     return {"head": ["", *(group.label for group in groups)], "rows": lines}
 
 
@@ -134,10 +137,6 @@ def _states(group: Group) -> list[tuple[str, str]]:
         (f"{group.label}, seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}", state)
         for state, seeds in found.items()
     ]
-
-
-def _seeds(group: Group) -> str:
-    return ", ".join(str(run.summary["seed"]) for run in group.runs)
 
 
 def _prior_table(groups: Sequence[Group], names: Sequence[str]) -> Table:
@@ -190,29 +189,6 @@ def _percent(mean: float, spread: float) -> str:
     return spread_text((known[0], known[1]), 1)
 
 
-def _unbounded(groups: Sequence[Group]) -> str | None:
-    """Whose estimates have no interval."""
-    bare = [group.label for group in groups if intervals(group.summary) is None]
-    if not bare:
-        return None
-    whose = "" if len(bare) == len(groups) else f" of {', '.join(bare)}"
-    return f"Without intervals pi_u{whose} is a bare estimate, a by-product of the training."
-
-
-def _calibration(group: Group) -> list[str]:
-    """Temperature and the like, where an evaluation has measured them."""
-    said = []
-    for key, what, digits in (
-        ("ece", "expected calibration error", 4),
-        ("temperature", "temperature that fits best", 3),
-        ("log_likelihood", "mean log probability of the true class, nats", 3),
-    ):
-        value = group.number(key)
-        if value[0] is not None:
-            said.append(f"{what}: {spread_text(value, digits)}")
-    return said
-
-
 def _views(views: TrainingViews | None) -> dict[str, Any] | None:
     if views is None:
         return None
@@ -254,19 +230,7 @@ def _run(run: Run) -> dict[str, Any]:
     facts["method"] = METHOD_TITLES.get(summary["method"], str(summary["method"]))
     if summary.get("seconds") is not None:
         facts["wall time"] = duration(summary["seconds"])
-    for key in _KNOWN_ENVIRONMENT:
-        value = environment.get(key, summary.get(key))
-        if value is not None:
-            facts[key.replace("_", " ").replace("world size", "ranks")] = str(value)
-    if command := environment.get("command"):
-        facts["command"] = " ".join(_without_folders(str(word)) for word in command)
-    for key, value in (environment.get("versions") or {}).items():
-        facts[str(key)] = str(value)
-    split = run.split.get("hash") or environment.get("split")
-    if split:
-        facts["split"] = str(split)
-    if environment.get("data"):
-        facts["data"] = str(environment["data"])
+    facts |= _flat(environment)
     return {"seed": summary["seed"], "facts": facts}
 
 

@@ -91,68 +91,30 @@ def load_views(folder: Path) -> TrainingViews | None:
     Raises:
         UserError: the file is damaged.
     """
-    path = folder / VIEWS
-    arrays = _read(path)
+    arrays = _read(folder / VIEWS, "original", "weak", "strong", "words", "side")
     if arrays is None:
         return None
-    try:
-        words = printables(json.loads(arrays["words"].tobytes()))
-        titles, captions = words["titles"], words["captions"]
-        original, weak, strong = (arrays[name] for name in ("original", "weak", "strong"))
-        count, num_strong = strong.shape[:2]
-        shapes = {original.shape, weak.shape, (count, *strong.shape[2:])}
-        texts = [*titles, *(text for row in captions or [] for text in row)]
-        sizes = {len(titles), count, *([len(captions)] if captions else [])}
-        rows = {num_strong, *map(len, captions or [])}
-        if not (
-            len(shapes) == len(sizes) == len(rows) == 1
-            and _are_pictures(original, weak, strong.reshape(-1, *strong.shape[2:]))
-            and all(isinstance(text, str) for text in texts)
-        ):
-            raise ValueError("its parts do not fit together")
-        return TrainingViews(original, weak, strong, titles, captions, int(arrays["side"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({type(error).__name__}: {error})") from None
+    original, weak, strong, text, side = arrays
+    words = printables(json.loads(text.tobytes()))
+    return TrainingViews(original, weak, strong, words["titles"], words["captions"], int(side))
 
 
-def load_mistakes(folder: Path, num_classes: int) -> Mistakes | None:
+def load_mistakes(folder: Path) -> Mistakes | None:
     """Read what `save_mistakes` wrote; None without the file.
 
     Raises:
-        UserError: the file is damaged, or names classes from `num_classes` on.
+        UserError: the file is damaged.
     """
-    path = folder / MISTAKES
-    arrays = _read(path)
-    if arrays is None:
-        return None
-    try:
-        parts = [arrays[name] for name in ("images", "labels", "predicted", "probability")]
-        images, *columns = parts
-        fits = _are_pictures(images) and all(c.shape == images.shape[:1] for c in columns)
-        classes = np.concatenate(columns[:2])
-        if (
-            not fits
-            or classes.dtype.kind != "i"
-            or not ((classes >= 0) & (classes < num_classes)).all()
-        ):
-            raise ValueError("its parts do not fit together")
-        return Mistakes(images, columns[0], columns[1], columns[2].astype(np.float64))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({type(error).__name__}: {error})") from None
+    arrays = _read(folder / MISTAKES, "images", "labels", "predicted", "probability")
+    return None if arrays is None else Mistakes(*arrays)
 
 
 def pictures_of(run: Run) -> tuple[TrainingViews | None, Mistakes | None, list[str]]:
     """Read the pictures that a run has left, and what is wrong with them."""
-    views, mistakes, notes = None, None, []
     try:
-        views = load_views(run.path / FOLDER)
+        return load_views(run.path / FOLDER), load_mistakes(run.path / FOLDER), []
     except UserError as error:
-        notes.append(f"{error}: its views are left out")
-    try:
-        mistakes = load_mistakes(run.path / FOLDER, len(run.summary["class_names"]))
-    except UserError as error:
-        notes.append(f"{error}: its mistakes are left out")
-    return views, mistakes, notes
+        return None, None, [f"{error}: its pictures are left out"]
 
 
 def data_uri(image: np.ndarray) -> str:
@@ -174,14 +136,11 @@ def thumbnails(images: np.ndarray) -> np.ndarray:
     return np.stack([np.asarray(image) for image in resized])
 
 
-def _read(path: Path) -> dict[str, np.ndarray] | None:
+def _read(path: Path, *names: str) -> list[np.ndarray] | None:
     try:
-        return read_npz(path)
+        arrays = read_npz(path)
+        return [arrays[name] for name in names]
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, KeyError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error})") from None
-
-
-def _are_pictures(*arrays: np.ndarray) -> bool:
-    return all(a.dtype == np.uint8 and a.ndim == 4 and a.shape[3] == 3 and a.size for a in arrays)

@@ -11,7 +11,6 @@ import numpy as np
 
 from simpro_fast.answers.report.figures.matrices import confusion_matrix, reliability_diagram
 from simpro_fast.answers.report.figures.style import (
-    BASE,
     COLOURS,
     MUTED,
     drawing,
@@ -35,7 +34,7 @@ def check_matplotlib() -> None:
         raise UserError(f"figures need matplotlib: {pip_line('report')}; or give --no-figures")
 
 
-@drawing([BASE])
+@drawing()
 def confusion_figure(
     confusion: Sequence[Sequence[int]], class_names: Sequence[str], path: Path
 ) -> None:
@@ -45,7 +44,7 @@ def confusion_figure(
     save_png(confusion_matrix(np.asarray(confusion), names, width, "Confusion"), path)
 
 
-@drawing([BASE])
+@drawing()
 def reliability_figure(priors: dict[str, dict[str, Any]], path: Path) -> None:
     """Accuracy against confidence under each prior."""
     results = {
@@ -55,7 +54,7 @@ def reliability_figure(priors: dict[str, dict[str, Any]], path: Path) -> None:
     save_png(reliability_diagram(results, "Confidence and accuracy"), path)
 
 
-@drawing([BASE])
+@drawing()
 def shares_figure(document: dict[str, Any], path: Path) -> None:
     """Class shares in percent: the estimate with its interval, and what else was estimated."""
     rows = document["rows"]

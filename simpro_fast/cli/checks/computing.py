@@ -1,50 +1,18 @@
-"""Checks that do a little of the real work: decode, compare the kernels with their references."""
+"""The kernels of this machine against their references."""
 
 from __future__ import annotations
 
-import io
-import time
 from collections.abc import Callable
 
-import numpy as np
 import torch
-from PIL import Image
 from simpro_kernels import adjusted_cross_entropy, pseudo_label_cross_entropy
 from simpro_kernels.dispatch import choose
 
 from simpro_fast.cli.checks.table import Line
 from simpro_fast.distributed.process_group import Ranks
 
-SECONDS = 1.0
-"""How long decoding is measured."""
 # Rounding of float32 sums over a thousand classes stays far below this.
 _TOLERANCE = 1e-4
-
-
-def check_decoding() -> Line:
-    """Images a second of DALI's JPEG decoder, 256 x 256 pixels, on one thread of the processor."""
-    from nvidia.dali import fn, pipeline_def
-
-    rng = np.random.default_rng(1)
-    coarse = Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8))
-    file = io.BytesIO()
-    coarse.resize((256, 256), Image.Resampling.BILINEAR).save(file, "JPEG", quality=90)
-    batch = [np.frombuffer(file.getvalue(), np.uint8)] * 16
-
-    @pipeline_def(batch_size=len(batch), num_threads=1, device_id=None, exec_dynamic=True)
-    def decode():  # type: ignore[no-untyped-def]
-        return fn.decoders.image(fn.external_source(lambda: batch), device="cpu")
-
-    pipeline = decode()
-    pipeline.build()
-    for _ in range(2):
-        pipeline.run()
-    started, calls = time.perf_counter(), 0
-    while (seconds := time.perf_counter() - started) < SECONDS:
-        pipeline.run()
-        calls += 1
-    rate = calls * len(batch) / seconds
-    return Line("ok", f"{rate:,.0f} JPEG images/s of 256 px on one thread")
 
 
 def check_kernels(ranks: Ranks) -> Line:

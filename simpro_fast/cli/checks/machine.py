@@ -15,15 +15,10 @@ from simpro_fast.cli.checks.table import Line
 from simpro_fast.config import Config
 from simpro_fast.models import build_model
 from simpro_fast.utils.machine import machine_name
-from simpro_fast.utils.provenance import PACKAGES, library_versions, version_of
+from simpro_fast.utils.provenance import library_versions, version_of
 
 # Oldest drivers that run CUDA wheels of these majors (NVIDIA, CUDA compatibility guide).
 _OLDEST_DRIVER = {12: 525, 13: 580}
-# Reports of nvImageCodec on GPUs by version (NVIDIA/nvImageCodec issue 55).
-_CODEC_REPORTS: dict[tuple[int, ...], str] = {
-    (0, 9, 0): "is reported to fail or crash on GPUs where a region of a JPEG is decoded "
-    "(here whole images are)",
-}
 # Sizes are an upper bound for a data set that has not been looked at.
 _MANY_CLASSES = 1000
 _LARGEST_SIDE = 64
@@ -81,10 +76,6 @@ def check_versions() -> Line:
     bad = [*_too_old(), *_bad_pairs(driver)]
     if bad:
         return Line("problem", f"{text}; {'; '.join(what for what, _ in bad)}", bad[0][1])
-    reported = _CODEC_REPORTS.get(_numbers(found["nvImageCodec"])[:3])
-    if reported is not None and torch.cuda.is_available():
-        cure = "if image files end the run, train from the array of prepare --pack PX"
-        return Line("warning", f"{text}; this nvImageCodec {reported}", cure)
     return Line("ok", text)
 
 
@@ -113,41 +104,12 @@ def _bad_pairs(driver: str | None) -> list[tuple[str, str]]:
     if version_of("nvidia-dali-cuda120") and version_of("nvidia-dali-cuda130"):
         both = "nvidia-dali-cuda120 and -cuda130 overwrite each other's files"
         bad.append((both, "pip uninstall both, then install the one for your driver"))
-    bad += _codec_that_dali_refuses()
-    pinned = [r for r in metadata.requires("torch") or [] if r.startswith("triton==")]
-    triton = version_of("triton")
-    if pinned and triton:
-        asked = re.split("==|;", pinned[0])[1].strip()
-        if asked != triton:
-            bad.append(
-                (f"torch wants triton {asked}, not {triton}", f"pip install triton=={asked}")
-            )
-    arrow = version_of("pyarrow")
-    if arrow and _numbers(arrow) < (14, 0, 1):
-        # CVE-2023-47248: files could run code.
-        bad.append((f"pyarrow {arrow} runs code found in files", "pip install 'pyarrow>=15'"))
     if driver and torch.version.cuda:
         least = _OLDEST_DRIVER.get(int(torch.version.cuda.partition(".")[0]))
         if least and _numbers(driver)[0] < least:
             bad.append(
                 (f"CUDA {torch.version.cuda} needs driver {least} or newer", "update the driver")
             )
-    return bad
-
-
-def _codec_that_dali_refuses() -> list[tuple[str, str]]:
-    """DALI names the versions of nvImageCodec that it works with; with others decoding fails."""
-    bad = []
-    dali = next((name for name in PACKAGES["DALI"] if version_of(name)), None)
-    for requirement in (metadata.requires(dali) if dali else None) or []:
-        if (match := re.match(r"[\w-]*nvimgcodec[\w-]*", requirement)) is None:
-            continue
-        version = version_of(match[0])
-        bounds = re.findall(r"(<|>=)\s*([\d.]+)", requirement)
-        if version is None or any(
-            (_numbers(version) < _numbers(bound)) != (sign == "<") for sign, bound in bounds
-        ):
-            bad.append((f"DALI needs {requirement}", f"pip install '{requirement}'"))
     return bad
 
 

@@ -1,4 +1,4 @@
-"""Checks that all ranks make together: who is there, links, clocks, the shared folder."""
+"""Checks that all ranks make together: who is there, links, the shared folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from simpro_fast.utils.machine import cpu_cores, host_name
 ONE = Line("skipped", "one rank; start the doctor as you start training to check several")
 # Below this many GB/s the gradients of a ResNet-50 (102 MB) take longer than its backward pass.
 _SLOW_NCCL = 5.0
-_LARGE_SKEW = 1.0
 
 
 def check_ranks(config: Config, ranks: Ranks) -> Line:
@@ -76,23 +75,6 @@ def _timed(values: torch.Tensor, repeats: int) -> float:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
     return sorted(seconds[2:])[repeats // 2]
-
-
-def check_clocks(ranks: Ranks) -> Line:
-    """Largest difference between the ranks' clocks, read right after a barrier."""
-    if ranks.world_size == 1:
-        return ONE
-    spreads = []
-    for _ in range(5):
-        dist.barrier()
-        now = torch.tensor([time.time_ns()], dtype=torch.int64, device=ranks.device)
-        times = ranks.gather(now)
-        spreads.append(float(times.max() - times.min()) / 1e9)
-    skew = min(spreads)
-    text = f"the ranks' clocks differ by at most {1e3 * skew:.0f} ms"
-    if skew > _LARGE_SKEW:
-        return Line("warning", text, "logs will not line up; start NTP or chrony on every host")
-    return Line("ok", text)
 
 
 def check_folder(ranks: Ranks, folder: Path) -> Line:

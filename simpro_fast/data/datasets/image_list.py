@@ -36,7 +36,7 @@ from simpro_fast.data.files.tar_index import Member
 from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL
 from simpro_fast.utils.machine import cpu_cores
-from simpro_fast.utils.names import hint, look_alikes
+from simpro_fast.utils.names import hint
 from simpro_fast.utils.parallel_map import in_order
 from simpro_fast.utils.regular_file import check_regular
 
@@ -257,8 +257,6 @@ def _check_classes(data: DataConfig, manifest: Manifest, labels: np.ndarray) -> 
         raise UserError(f"{data.manifest}: {found}; at least two classes are needed")
     splits = np.array([row.split for row in manifest.rows])
     counts = np.bincount(labels[splits == "labeled"], minlength=len(names))
-    for pair in look_alikes(names):
-        logger.warning("classes %s; if they are one, give them one name", pair, extra=FOUND_BY_ALL)
     if not counts.all() and not data.allow_empty_classes:
         name = names[int(np.flatnonzero(counts == 0)[0])]
         near = hint(name, [other for other, count in zip(names, counts, strict=True) if count])

@@ -25,7 +25,7 @@ from simpro_fast.data.files.manifest import (
 )
 from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.errors import UserError
-from simpro_fast.utils.names import class_name, difference, hint, nfc
+from simpro_fast.utils.names import class_name, hint, nfc
 
 FILE_NAME = "added_labels.csv"
 _COLUMNS = ("path", "member", "label")
@@ -71,7 +71,7 @@ def with_labels(
     Args:
         folder: where the manifest lies, or will.
         table: new labels, if there are any.
-        new_classes: a label may be a class that the list lacks, but not one that looks like one.
+        new_classes: a label may be a class that the list lacks.
 
     Raises:
         UserError: names every line that is wrong, up to a few: an image that is not listed or is
@@ -79,27 +79,29 @@ def with_labels(
     """
     own, lines = folder / FILE_NAME, list[str]()
     earlier = read_labels(own) if os.path.lexists(own) else []
-    first = _Adding(manifest, folder, own)
-    first.add(earlier, kept=True)
-    if first.lost:
-        lines.append(f"note: {first.lost} label(s) in {own} are of images that are not listed")
+    classes = {*manifest.class_names, *(item.label for item in earlier if item.label)}
+    known = _add(manifest, earlier, own, [folder.resolve()], classes, kept=True)
+    if known.lost:
+        lines.append(f"note: {known.lost} label(s) in {own} are of images that are not listed")
     if table is None:
-        return Labeled(first.result(), tuple(lines), None)
-    second = _Adding(first.result(), folder, table)
-    second.add(read_labels(table), new_classes=new_classes)
-    counts = Counter(row.label for row in second.added)
-    each = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+        return Labeled(known.manifest, tuple(lines), None)
+    given = read_labels(table)
+    fresh = {item.label for item in given if item.label} - classes if new_classes else set()
+    bases = [table.parent.resolve(), folder.resolve(), Path.cwd()]
+    done = _add(known.manifest, given, table, bases, classes | fresh)
+    each = ", ".join(f"{k} {n}" for k, n in sorted(Counter(r.label for r in done.added).items()))
+    empty = sum(not item.label for item in given)
     lines.append(
-        f"labels of {table}: {len(second.added)} added{f' ({each})' if each else ''}, "
-        f"{second.known} known before, {second.empty} line(s) without a label"
+        f"labels of {table}: {len(done.added)} added{f' ({each})' if each else ''}, "
+        f"{done.known} known before, {empty} line(s) without a label"
     )
-    if second.new_classes:
-        lines.append(f"new class(es): {', '.join(second.new_classes)}")
+    if fresh:
+        lines.append(f"new class(es): {', '.join(sorted(fresh))}")
     base = folder.resolve()
     labels = {(item.path, item.member): item.label for item in earlier}
-    labels |= {(relative(row.path, base), row.member): row.label for row in second.added}
+    labels |= {(relative(row.path, base), row.member): row.label for row in done.added}
     kept = csv_bytes(lambda: [_COLUMNS, *((*key, label) for key, label in labels.items())])
-    return Labeled(second.result(), tuple(lines), kept if second.added else None)
+    return Labeled(done.manifest, tuple(lines), kept if done.added else None)
 
 
 def read_labels(path: Path) -> list[GivenLabel]:
@@ -150,101 +152,72 @@ def _label_table(path: Path, key: str) -> Table:
             f"{path}: has no column `label`, only {', '.join(table.columns)}; fill in the class "
             "of each image that you know"
         )
-    if "class_id" in table.columns:
-        raise UserError(
-            f"{path}: holds a network's predictions, no labels; write what you know into the "
-            "column `label` of what `pseudo --queue` wrote"
-        )
     return table
 
 
-class _Adding:
-    """Moves images that were given a label from the unlabeled to the labeled set of a list."""
+@dataclass(frozen=True)
+class _Added:
+    manifest: Manifest
+    added: list[Row]
+    known: int
+    lost: int
 
-    def __init__(self, manifest: Manifest, folder: Path, source: Path) -> None:
-        self._manifest, self._rows, self._source = manifest, list(manifest.rows), source
-        self._classes = set(manifest.class_names)
-        self._bases = (source.parent.resolve(), folder.resolve(), Path.cwd())
-        self._places: dict[_Key, list[int]] = defaultdict(list)
-        for place, row in enumerate(manifest.rows):
-            self._places[nfc(row.path), row.member].append(place)
-        self.added: list[Row] = []
-        self.new_classes: list[str] = []
-        self.known = self.empty = self.lost = 0
 
-    def result(self) -> Manifest:
-        return make_manifest(self._manifest.base, self._rows, self._classes)
+def _add(
+    manifest: Manifest,
+    given: Sequence[GivenLabel],
+    source: Path,
+    bases: Sequence[Path],
+    classes: set[str],
+    *,
+    kept: bool = False,
+) -> _Added:
+    """Move images that were given a label from the unlabeled to the labeled set of a list.
 
-    def add(
-        self, given: Sequence[GivenLabel], *, new_classes: bool = False, kept: bool = False
-    ) -> None:
-        """Add all of them, or raise and leave the list to be thrown away.
-
-        Args:
-            kept: they were accepted before, so their classes count as known, and images that are
-                listed no more are counted instead of refused.
-        """
-        if kept:
-            self._classes |= {item.label for item in given if item.label}
-        wrong, said = list[str](), dict[_Key, str]()
-        for item in given:
-            if not item.label:
-                self.empty += 1
+    Args:
+        bases: what relative paths may be relative to; the first with a listed image counts.
+        classes: that labels may name.
+        kept: they were accepted before, so images that are listed no more are only counted.
+    """
+    rows, places = list(manifest.rows), defaultdict[_Key, list[int]](list)
+    for place, row in enumerate(rows):
+        places[nfc(row.path), row.member].append(place)
+    wrong, said, added = list[str](), dict[_Key, str](), list[Row]()
+    known = lost = 0
+    for item in given:
+        if not item.label:
+            continue
+        keys = [(nfc(os.path.normpath(base / item.path)), item.member) for base in bases]
+        key = next((key for key in keys if key in places), None)
+        here = [rows[place] for place in places[key]] if key else []
+        first = said.setdefault(key, item.label) if key else ""
+        tested = next((row.split for row in here if row.split in EVALUATED), None)
+        other = next((row.label for row in here if row.label not in ("", item.label)), None)
+        if key is None:
+            lost += 1
+            if kept:
                 continue
-            keys = self._keys(item, kept)
-            if not keys:
-                self.lost += 1
-                reason = None if kept else "is not in the list"
-            elif len(keys) > 1:
-                reason = f"is {keys[0][0]} or {keys[1][0]}; write the whole path"
-            else:
-                reason = self._no_class(item.label, new_classes) or self._move(
-                    keys[0], item.label, said.setdefault(keys[0], item.label)
-                )
-            if reason is not None:
-                name = f"{item.path} member {item.member}" if item.member else item.path
-                wrong.append(f"line {item.line}, {name}: {reason}")
-        if wrong:
-            more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-            raise UserError(
-                f"{self._source}: {'; '.join(wrong[:_SHOWN])}{more}; nothing was written"
-            )
-
-    def _keys(self, item: GivenLabel, kept: bool) -> list[_Key]:
-        """The listed images that a line may mean; the paths that we keep have one base."""
-        bases = self._bases[:1] if kept else self._bases
-        keys = ((nfc(os.path.normpath(base / item.path)), item.member) for base in bases)
-        return list(dict.fromkeys(key for key in keys if key in self._places))
-
-    def _no_class(self, label: str, new_classes: bool) -> str | None:
-        """Why a label is no class, not even a new one."""
-        if label in self._classes:
-            return None
-        twin = next((name for name in self._classes if difference(label, name)), None)
-        if twin is not None:
-            what = difference(label, twin)
-            return f"class {label!r} differs from {twin!r} in {what} alone; write {twin!r}"
-        near = hint(label, self._classes)
-        unknown = f"class {label!r} is unknown (a new one needs --new-classes){near}"
-        return None if new_classes else unknown
-
-    def _move(self, key: _Key, label: str, first: str) -> str | None:
-        """Label one image; why that cannot be, or None."""
-        if label != first:
-            return f"has the label {first!r} in an earlier line and {label!r} here"
-        here = [self._rows[place] for place in self._places[key]]
-        for row in here:
-            if row.split in EVALUATED:
-                return f"is a {row.split} image, and what is tested on is not trained on"
-            if row.label not in ("", label):
-                return f"has the label {row.label!r} already, not {label!r}"
-        if label not in self._classes:
-            self._classes.add(label)
-            self.new_classes.append(label)
-        if any(row.split == "labeled" for row in here):
-            self.known += 1
+            reason = "is not in the list"
+        elif item.label not in classes:
+            near = hint(item.label, classes)
+            reason = f"class {item.label!r} is unknown (a new one needs --new-classes){near}"
+        elif first != item.label:
+            reason = f"has the label {first!r} in an earlier line and {item.label!r} here"
+        elif tested:
+            reason = f"is a {tested} image, and what is tested on is not trained on"
+        elif other:
+            reason = f"has the label {other!r} already, not {item.label!r}"
+        elif any(row.split == "labeled" for row in here):
+            known += 1
+            continue
         else:
-            (place,) = self._places[key]  # a list names no unlabeled image twice
-            self._rows[place] = replace(self._rows[place], label=label, split="labeled")
-            self.added.append(self._rows[place])
-        return None
+            (place,) = places[key]  # a list names no unlabeled image twice
+            rows[place] = replace(rows[place], label=item.label, split="labeled")
+            added.append(rows[place])
+            continue
+        name = f"{item.path} member {item.member}" if item.member else item.path
+        wrong.append(f"line {item.line}, {name}: {reason}")
+    if wrong:
+        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        raise UserError(f"{source}: {'; '.join(wrong[:_SHOWN])}{more}; nothing was written")
+    return _Added(make_manifest(manifest.base, rows, classes), added, known, lost)

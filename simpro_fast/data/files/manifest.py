@@ -23,7 +23,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from simpro_fast.data.files.csv_table import cut_off, read_table, stream_table
+from simpro_fast.data.files.csv_table import stream_table
 from simpro_fast.data.files.decode import OK, ImageSource
 from simpro_fast.data.files.tar_index import Member
 from simpro_fast.utils.atomic_write import replacing
@@ -41,7 +41,6 @@ _INTEGERS = {
     "offset": _LONGEST_FILE,
 }
 """Columns of whole numbers and the largest of each."""
-_CURE = "run prepare first"
 _WHOLE = re.compile(r"[0-9]{1,20}")
 
 
@@ -134,20 +133,13 @@ def read_manifest(path: Path) -> Manifest:
     """Read a manifest.
 
     Raises:
-        UserError: missing, cut off, without a column `path`, a wrong value (names the line), or an
+        UserError: missing, without a column `path`, a wrong value (names the line), or an
             image listed twice.
     """
-    table = None
-    if path.suffix == ".parquet":
-        records = list(_parquet_records(path))
-    else:
-        table = read_table(path, _CURE)
-        records = [(line, dict[str, Any](record)) for line, record in table.records]
+    records = list(_records(path))
     base = path.parent.resolve()
     spelled: dict[str, dict[str, str]] = {}
     rows = [_row(record, base, f"{path} line {line}", spelled) for line, record in records]
-    if table is not None and table.unfinished and rows:
-        _check_last(path, *table.records[-1], rows[-1].path)
     seen: set[tuple[str, str, bool]] = set()
     for (line, _), row in zip(records, rows, strict=True):
         # An image may serve as a labeled and as an unlabeled one, but not twice as either.
@@ -166,12 +158,15 @@ def stream_rows(path: Path) -> Iterator[Row]:
     Raises:
         UserError: as `read_manifest`, when it comes to that.
     """
-    parquet = path.suffix == ".parquet"
-    records: Iterable[tuple[int, dict[str, Any]]]
-    records = _parquet_records(path) if parquet else stream_table(path, _CURE)
     spelled: dict[str, dict[str, str]] = {}
-    for line, record in records:
+    for line, record in _records(path):
         yield _row(record, path.parent, f"{path} line {line}", spelled)
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number of the line, and values by column."""
+    parquet = path.suffix == ".parquet"
+    yield from _parquet_records(path) if parquet else stream_table(path, "run prepare first")
 
 
 def csv_bytes(rows: Callable[[], Iterable[Sequence[object]]]) -> bytes:
@@ -209,15 +204,6 @@ def relative(path: str, base: Path) -> str:
     # The usual case by hand: relpath takes ten seconds for a million paths.
     short = path[len(inside) :] if path.startswith(inside) else os.path.relpath(path, base)
     return short.replace(os.sep, "/")
-
-
-def _check_last(path: Path, line: int, record: dict[str, str], image: str) -> None:
-    """A line without an end may be whole; where it is wrong as well, that is the reason."""
-    status = record.get("status", OK)
-    if status != OK and ":" not in status:
-        raise cut_off(path, line, f"status={status!r}")
-    if not os.path.lexists(image):
-        raise cut_off(path, line, f"{image} does not exist")
 
 
 def _row(record: dict[str, Any], base: Path, where: str, spelled: dict[str, dict[str, str]]) -> Row:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from simpro_fast.data.files.decode import is_image_name
 from simpro_fast.data.files.manifest import Manifest, Row, make_manifest
-from simpro_fast.data.files.scan_shards import expand, is_compressed_name, is_shard_name, scan_shard
+from simpro_fast.data.files.scan_shards import expand, is_shard_name, scan_shard
 from simpro_fast.data.files.skipped import (
-    COMPRESSED,
     HIDDEN,
     NO_IMAGE,
     OUTSIDE,
@@ -121,20 +120,6 @@ def _check_level(root: Path, classes: Sequence[str]) -> None:
             f"{root}: its folders {_some(parts)} are parts of a data set and no classes; give the "
             f"folder whose folders are the classes: did you mean {root / meant}?"
         )
-    if len(classes) == 1 and len(below := _folders(root / classes[0])) > 1:
-        raise ConfigError(
-            f"{root}: its only folder {classes[0]!r} holds the folders {_some(below)}; if those "
-            f"are the classes, give {root / classes[0]}"
-        )
-
-
-def _folders(root: Path) -> list[str]:
-    """Names of the visible folders in a folder; none where it cannot be read."""
-    try:
-        with os.scandir(root) as found:
-            return sorted(e.name for e in found if not e.name.startswith(".") and e.is_dir())
-    except OSError:
-        return []
 
 
 def _left_out(ignored: Ignored) -> str:
@@ -175,7 +160,7 @@ def scan_classes(root: Path, split: str, ignored: Ignored) -> tuple[list[Row], l
             elif is_shard_name(entry.name):
                 shards.append(entry.path)
             else:
-                ignored.add(_reason(entry.name), entry.path)
+                ignored.add(OUTSIDE if is_image_name(entry.name) else NO_IMAGE, entry.path)
         for shard in shards:
             if folders:
                 ignored.add(SHARD_OUTSIDE, shard)
@@ -207,14 +192,7 @@ def image_files(root: Path, ignored: Ignored, above: tuple[str, ...] = ()) -> It
             else:
                 ignored.add(SPECIAL, entry.path)
         else:
-            ignored.add(_reason(entry.name), entry.path)
-
-
-def _reason(name: str) -> str:
-    """Why a file beside the images is left out."""
-    if is_image_name(name):
-        return OUTSIDE
-    return COMPRESSED if is_compressed_name(name) else NO_IMAGE
+            ignored.add(NO_IMAGE, entry.path)
 
 
 def _entries(root: Path, ignored: Ignored) -> list[os.DirEntry[str]]:

@@ -16,15 +16,13 @@ from pathlib import Path
 from simpro_fast.data.files.decode import is_image_name
 from simpro_fast.data.files.manifest import Row
 from simpro_fast.data.files.skipped import FURTHER, HIDDEN, LONELY, NO_IMAGE, Ignored
-from simpro_fast.data.files.tar_index import FILE, FOLDER, Entry, Member, compressed, tar_entries
+from simpro_fast.data.files.tar_index import FILE, FOLDER, Entry, Member, tar_entries
 from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.local_files import remote
 from simpro_fast.utils.names import nfc
 
 _LABELS = ("cls", "txt")
 _LONGEST_LABEL = 200
-_COMPRESSED_NAME = re.compile(r"\.(?:tar\.(gz|bz2|xz|zst)|t(gz|bz2|xz))$", re.IGNORECASE)
-"""Where `Path` made one slash of an address's two."""
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
@@ -32,11 +30,6 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 def is_shard_name(name: str) -> bool:
     """Whether a file is taken for a tar shard, by its ending."""
     return name.lower().endswith(".tar")
-
-
-def is_compressed_name(name: str) -> bool:
-    """Whether a file is taken for a compressed tar, by its ending."""
-    return _COMPRESSED_NAME.search(name) is not None
 
 
 def expand(root: Path) -> list[str]:
@@ -62,9 +55,7 @@ def expand(root: Path) -> list[str]:
             found.append(path)
     for path in found:
         if os.path.isfile(path) and not is_shard_name(path):
-            if is_compressed_name(path):
-                raise compressed(path, "by its name")
-            raise UserError(f"{path}: neither a folder nor a .tar file")
+            raise UserError(f"{path}: neither a folder nor an uncompressed .tar file")
     return list(dict.fromkeys(map(os.path.abspath, found)))
 
 

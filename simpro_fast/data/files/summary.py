@@ -9,7 +9,6 @@ from simpro_fast.data.files.check import Checked
 from simpro_fast.data.files.decode import is_heif_name
 from simpro_fast.data.files.manifest import Row
 from simpro_fast.data.files.skipped import Ignored
-from simpro_fast.utils.names import look_alikes
 from simpro_fast.utils.printable import printable
 from simpro_fast.utils.terminal import plain_table, rendered
 
@@ -47,8 +46,6 @@ def summary_lines(checked: Checked, ignored: Ignored, file: TextIO) -> Iterator[
 
 def _notes(checked: Checked, ignored: Ignored, evaluated: int) -> Iterator[str]:
     yield from ignored.notes
-    for pair in look_alikes(checked.manifest.class_names):
-        yield f"classes {pair}; if they are one, give them one name"
     if checked.repeats:
         yield f"{checked.repeats} images occur again in their own set; they stay"
     heic = sum(is_heif_name(row.member or row.path) for row in checked.manifest.usable().rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,9 @@ import pytest
 from simpro_fast.answers.report import print_report
 from simpro_fast.answers.report.groups import Group, group_runs, run_labels
 from simpro_fast.answers.report.runs import Run, find_runs, kl_of_uniform, load_run
-from simpro_fast.cli.report import main, with_state
-from simpro_fast.distributed.failure_notes import Failure
-from simpro_fast.distributed.watchdog import ENDED
+from simpro_fast.cli.report import main
 from simpro_fast.run.files import read_metrics
-from simpro_fast.run.lock import lock_path
 from simpro_fast.utils.errors import UserError
-from simpro_fast.utils.file_lock import locked
-from simpro_fast.utils.machine import host_name
 from tests.answers.report.made_runs import make_run
 from tests.answers.report.small_runs import groups_of, make_summary, write_run
 
@@ -257,7 +251,7 @@ def test_other_splits_are_refused_by_what_differs(
     arguments = [str(first), str(fewer), "--json"]
     assert main(arguments) == 1
     told = capsys.readouterr().err
-    for part in (str(fewer), "labeled images: ", "data.labeled_max=60 instead of 150", "--force"):
+    for part in (str(fewer), "labeled images instead of", "--force"):
         assert part in told
     assert main([*arguments, "--force"]) == 0
     assert str(fewer) in json.loads(capsys.readouterr().out)["notes"][0]
@@ -313,15 +307,6 @@ def test_unfinished_runs_are_shown_with_what_there_is(tmp_path: Path) -> None:
     assert run.state == "not finished, step 600 of 1,200"
     assert run.summary["pi_u"] == last["pi_u"] and run.summary["top1"] == last["top1"]
     assert run.summary["steps"] == 600 and len(run.summary["class_names"]) == 10
-    assert with_state(run).state.startswith("stopped, step 600 of 1,200: no process trains here")
-    with locked(lock_path(path), ""):
-        lock_path(path).write_text(f"process {os.getpid()} on {host_name()}\n")
-        assert with_state(run).state == "starting, step 600 of 1,200"
-    for kind, message in (("preempted", "asked to stop"), ("failed", "disk full")):
-        (path / ENDED).write_text(Failure.of(0, 600, kind, message, 1).model_dump_json())
-        assert with_state(run).state == f"{kind}, step 600 of 1,200: {message}"
-    (path / "config.yaml").write_text(json.dumps({**run.config, "of_an_older_version": 1}))
-    assert with_state(load_run(path)).state == run.state
     (path / "metrics.jsonl").unlink()
     empty = load_run(path)
     assert empty.summary["pi_u"] is None

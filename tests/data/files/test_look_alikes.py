@@ -1,4 +1,4 @@
-"""Names that differ in what nobody sees: Unicode normalisation, case, spaces; folders too high."""
+"""Names that differ in Unicode normalisation alone; folders too high."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from simpro_fast.data.files.manifest import make_manifest, read_manifest, write_
 from simpro_fast.data.files.scan_folders import scan_folders
 from simpro_fast.data.pipeline.file_graph import GraphDecoder
 from simpro_fast.utils.errors import ConfigError, UserError
-from simpro_fast.utils.names import difference, hint, look_alikes
 from tests.data.image_folders import picture, save, tidy
 from tests.data.tar_shards import as_shards
 
@@ -79,20 +78,10 @@ def test_two_folders_of_one_class_are_told(tmp_path: Path) -> None:
     assert "are one class" in note and "NFC and NFD" in note
 
 
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("Owls", "'Owls' is not among .* differs from 'owls' in case alone"),
-        ("owls ", "differs from 'owls' in spaces alone"),
-        ("\uff4fwls", "differs from 'owls' in forms of characters"),
-        ("owl", "did you mean 'owls'"),
-        ("mice", r"\(cats, dogs, owls\); use the same names$"),
-    ],
-)
-def test_class_of_val_is_named_with_what_was_meant(tmp_path: Path, name: str, part: str) -> None:
+def test_class_of_val_is_named_with_what_was_meant(tmp_path: Path) -> None:
     root = tidy(tmp_path, unlabeled=1)
-    (root / "val/owls").rename(root / "val" / name)
-    with pytest.raises(ConfigError, match=part) as caught:
+    (root / "val/owls").rename(root / "val/owl")
+    with pytest.raises(ConfigError, match="did you mean 'owls'") as caught:
         scan_folders(root / "labeled", [root / "unlabeled"], root / "val")
     assert caught.value.exit_code == 2
 
@@ -103,10 +92,6 @@ def test_folder_one_level_too_high(tmp_path: Path) -> None:
         scan_folders(root, [root / "unlabeled"])
     with pytest.raises(ConfigError, match="labeled, unlabeled, val are parts of a data set"):
         scan_folders(root / "labeled", [root / "unlabeled"], root)
-    (root / "unlabeled").rename(tmp_path / "pictures")
-    (root / "val").rename(tmp_path / "val")
-    with pytest.raises(ConfigError, match=f"the folders cats, dogs, owls.*give {root}/labeled"):
-        scan_folders(root, [tmp_path / "pictures"])
 
 
 def test_classes_whose_names_hold_folders_of_their_own_stay(tmp_path: Path) -> None:
@@ -132,7 +117,7 @@ def test_class_of_a_list_that_only_val_has(tmp_path: Path) -> None:
         new_decoder=GraphDecoder,
     )
     said = nothing_to_learn_from(checked)
-    assert said is not None and "'Cats' has no usable" in said and "'cats' in case alone" in said
+    assert said is not None and "'Cats' has no usable" in said and "'cats'" in said
 
 
 def test_folder_whose_name_is_no_text(tmp_path: Path) -> None:
@@ -141,15 +126,3 @@ def test_folder_whose_name_is_no_text(tmp_path: Path) -> None:
     (root / "labeled" / "cats").rename(root / "labeled" / os.fsdecode(b"z\xe9ro"))
     with pytest.raises(UserError, match=r"z\\udce9ro: .* not UTF-8 .*'zéro'.* rename the folder"):
         scan_folders(root / "labeled", [root / "unlabeled"])
-
-
-def test_how_names_differ() -> None:
-    assert difference("a", "a") is None and difference("a", "b") is None
-    assert difference(NFC, NFD) == "Unicode normalisation (NFC and NFD)"
-    assert difference("10", "1") is None and difference("1.5", "1") is None
-    assert difference("0", "00") == difference("3", "3.0") == "the form of the number"
-    assert difference("Straße", "STRASSE") == "case"
-    assert "case and spaces" in (difference("Big  cat", "bigcat") or "")
-    assert hint("x", ["y"]) == "" and hint("a", ["a"]) == "; did you mean 'a'?"
-    assert look_alikes(["Cats", "cats", "dogs"]) == ["'Cats' and 'cats' differ in case alone"]
-    assert look_alikes(["\udcff", "b"]) == []

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.augment.replay import replay_views
 from simpro_fast.data.augment.views import FusedViews
 from simpro_fast.data.batch import AugmentConfig, Batch, BatchLayout, Loader, LoaderSettings
 from simpro_fast.data.datasets.base import ArrayDataset
@@ -27,6 +26,7 @@ from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
 from simpro_fast.data.sampling.labeled_order import LabeledDraws
 from simpro_fast.data.splits.split import Split
 from simpro_fast.utils.errors import ConfigError, UserError
+from tests.data.replay import replay_views
 from tests.processes import PATIENCE
 
 CPU = torch.device("cpu")

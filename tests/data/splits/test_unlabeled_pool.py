@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.augment.replay import replay_views
 from simpro_fast.data.batch import LoaderSettings
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.loader import build_loader, resolve_augment
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import load_split, save_split
 from simpro_fast.utils.errors import ConfigError, UserError
+from tests.data.replay import replay_views
 from tests.data.toy_split import config, make_dataset
 
 

@@ -9,16 +9,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
 
 from simpro_fast.config import Config, dump_config
-from simpro_fast.distributed.launchers import _is_launcher, is_running
-from simpro_fast.distributed.signals import PREEMPTED, StopRequests
-from simpro_fast.run.checkpoint import newest_whole
-from simpro_fast.training import trainer as module
-from simpro_fast.training.trainer import Trainer
+from simpro_fast.distributed.signals import PREEMPTED
+from simpro_fast.distributed.stop_requests import StopRequests, is_launcher
 from tests.conftest import TRAIN
 from tests.distributed.command_ranks import CommandRanks, newest_step, processes_of
 from tests.distributed.outcomes import Outcome, outcome
@@ -42,12 +39,11 @@ def test_a_signal_stops_both_and_the_run_goes_on_as_if_nothing_had_happened(
     ranks = CommandRanks(config, tmp_path)
     ranks.wait_for_checkpoint(7)
     ranks.send(number, *to)
-    assert ranks.wait(30) == [PREEMPTED, PREEMPTED], ranks.output()
+    assert ranks.wait() == [PREEMPTED, PREEMPTED], ranks.output()
     step = newest_step(config)
     assert 7 < step < 40
     assert f"checkpoint of step {step} is saved" in ranks.errors()[-1]
     assert len(ranks.errors()) == 1
-    assert {p.name for p in config.run_dir.iterdir()}.isdisjoint({"failures", "heartbeats"})
     again = CommandRanks(config, tmp_path / "again")
     assert again.wait() == [0, 0], again.output()
     assert f"at step {step}" in again.output()
@@ -59,7 +55,7 @@ def test_one_rank_alone(tiny: MakeConfig, tmp_path: Path) -> None:
     ranks = CommandRanks(config, tmp_path, world_size=1)
     ranks.wait_for_checkpoint(4)
     ranks.send(signal.SIGUSR1)
-    assert ranks.wait(30) == [PREEMPTED], ranks.output()
+    assert ranks.wait() == [PREEMPTED], ranks.output()
     assert ranks.errors() == [
         f"preempted (SIGUSR1): checkpoint of step {newest_step(config)} is saved; "
         "start again to go on"
@@ -80,55 +76,11 @@ def test_a_forked_child_keeps_its_signals_to_itself() -> None:
         os.read(ready, 1)
         os.kill(child, signal.SIGTERM)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
-        assert requests.arrived() == set()
-        requests.deferred = True
+        assert not requests.asked()
         os.kill(os.getpid(), signal.SIGTERM)
-        assert requests.arrived() == {signal.SIGTERM}
-        assert requests.reason == "SIGTERM"
+        assert requests.asked() and requests.reason == "SIGTERM"
     finally:
         requests.remove()
-
-
-def _term_in_set_up(rank: int) -> None:
-    original = module.build_run_loader
-
-    def build(*arguments: Any, **options: Any) -> Any:
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(*arguments, **options)
-
-    module.build_run_loader = build
-
-
-def test_before_the_first_step_there_is_nothing_to_save(tiny: MakeConfig, tmp_path: Path) -> None:
-    ranks = CommandRanks(tiny(), tmp_path, change=_term_in_set_up)
-    assert ranks.wait(30) == [PREEMPTED, PREEMPTED], ranks.output()
-    assert len(ranks.errors()) == 1
-    assert "nothing was saved" in ranks.errors()[0]
-
-
-def _hang_in_step_7(rank: int) -> None:
-    original = Trainer.train_step
-
-    def train_step(self: Trainer) -> None:
-        if self.step == 7 and rank == 1:
-            time.sleep(600)
-        original(self)
-
-    Trainer.train_step = train_step  # type: ignore[method-assign]
-
-
-def test_a_step_that_does_not_end_is_given_up(tiny: MakeConfig, tmp_path: Path) -> None:
-    """The launcher's 30 seconds are kept even where the main threads hang."""
-    config = tiny({"distributed.preempt_grace": 0.5, "checkpoint.every": 7})
-    ranks = CommandRanks(config, tmp_path, change=_hang_in_step_7)
-    ranks.wait_for_checkpoint(7)
-    ranks.send(signal.SIGTERM)
-    assert ranks.wait(30) == [PREEMPTED, PREEMPTED], ranks.output()
-    assert "not at the end of a step within 0.5 s" in ranks.errors()[-1]
-    found = newest_whole(config.run_dir / "checkpoints")
-    assert found is not None
-    assert found[1]["step"] == 7
 
 
 @pytest.mark.parametrize("victim", ["command", pytest.param("rank", marks=pytest.mark.slow)])
@@ -148,10 +100,10 @@ def test_through_the_deepspeed_launcher(tiny: MakeConfig, tmp_path: Path, victim
     try:
         ranks = _wait_for_ranks(launcher.pid, config, tmp_path / "out")
         os.kill(launcher.pid if victim == "command" else ranks[1], signal.SIGTERM)
-        code = launcher.wait(30)
+        code = launcher.wait(PATIENCE)
         assert code == (-signal.SIGTERM if victim == "command" else PREEMPTED)
         deadline = time.monotonic() + PATIENCE
-        while any(is_running(pid) for pid in ranks):
+        while any(psutil.pid_exists(pid) for pid in ranks):
             assert time.monotonic() < deadline, "a rank trains on without its launcher"
             time.sleep(0.05)
     finally:
@@ -165,7 +117,7 @@ def test_through_the_deepspeed_launcher(tiny: MakeConfig, tmp_path: Path, victim
 def _wait_for_ranks(launcher: int, config: Config, log: Path) -> list[int]:
     deadline = time.monotonic() + PATIENCE
     while newest_step(config) < 5:
-        assert time.monotonic() < deadline and is_running(launcher), log.read_text()
+        assert time.monotonic() < deadline and psutil.pid_exists(launcher), log.read_text()
         time.sleep(0.05)
     lines = {
         p: Path(f"/proc/{p}/cmdline").read_text().split("\0") for p in processes_of({launcher})
@@ -190,4 +142,4 @@ def _wait_for_ranks(launcher: int, config: Config, log: Path) -> list[int]:
 )
 def test_what_counts_as_a_launcher(line: str, launcher: bool) -> None:
     """A shell that goes away, as after nohup, is not one."""
-    assert _is_launcher(line.split()) is launcher
+    assert is_launcher(line.split()) is launcher

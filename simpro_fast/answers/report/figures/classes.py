@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simpro_fast.answers.report.figures.style import (
-    FONT,
     HATCHES,
     INK,
     MARKERS,
@@ -89,7 +88,7 @@ def prior(drawn: Drawn) -> Figure | None:
             1.0, 1.0, f"shares below {floor:g} % are drawn there", transform=axes.transAxes,
             ha="right", va="bottom", fontsize=8,
         )  # fmt: skip
-    _class_axis(axes, drawn, order, width)
+    _class_axis(axes, drawn, order)
     axes.set_ylabel("share of the unlabeled set (%)")
     set_title(axes, f"{drawn.title}: class distribution of the unlabeled set", width, pad=14)
     # Bars may fill the axes to the last corner.
@@ -115,7 +114,7 @@ def per_class(drawn: Drawn) -> Figure | None:
         _bars(axes, series)
     else:
         _points(axes, series)
-    _class_axis(axes, drawn, order, width, counts=True)
+    _class_axis(axes, drawn, order)
     axes.set_ylim(0, 103)
     axes.set_ylabel("test accuracy (%)")
     set_title(axes, f"{drawn.title}: accuracy of each class", width)
@@ -187,39 +186,14 @@ def _intervals(axes: Axes, drawn: Drawn, order: np.ndarray, num_series: int) -> 
         labeled = True
 
 
-def _class_axis(
-    axes: Axes, drawn: Drawn, order: np.ndarray, width: float, *, counts: bool = False
-) -> None:
-    """Names under the bars where they fit, else the index. With `counts` the labeled images too."""
-    names = [short(drawn.class_names[k], 12) for k in order]
-    labeled = drawn.groups[0].summary.get("labeled_counts") or []
-    counts = counts and bool(labeled)
-    ending = ", with its labeled images" * counts + " (most labeled first)" * bool(labeled)
-    room = (width - 1.0) / len(names)  # inches of a class
-    longest = max([*map(len, names), *([len(f"{c:,}") for c in labeled] if counts else [])])
-    upright = 0.088 * longest < 0.95 * room
-    if len(names) <= _BARS_UP_TO and (upright or room >= 0.2):
-        texts = [f"{n}\n{labeled[k]:,}" if counts else n for n, k in zip(names, order, strict=True)]
-        if not upright:
-            texts = [text.replace("\n", ": ") for text in texts]
-        axes.set_xticks(
-            range(len(names)),
-            texts,
-            rotation=0 if upright else 40,
-            ha="center" if upright else "right",
-            rotation_mode="default" if upright else "anchor",
-        )
-        axes.set_xlabel(f"class{ending}")
-    else:
-        size = max(len(str(len(names))), len(f"{max(labeled):,}") if counts else 0)
-        step = next(s for s in _STEPS if s * room >= 0.13 + 0.088 * size or s * 2 > len(names))
-        ticks = list(range(0, len(names), step))
-        texts = [f"{k}\n{labeled[order[k]]:,}" if counts else f"{k}" for k in ticks]
-        axes.set_xticks(ticks, texts)
-        what = "place of the class" if (np.diff(order) < 0).any() else "class index"
-        axes.set_xlabel(f"{what}{ending}")
-    axes.tick_params(axis="x", length=0, labelsize=FONT if upright else 9)
+def _class_axis(axes: Axes, drawn: Drawn, order: np.ndarray) -> None:
+    """Names under the bars where there are few, else the place of the class."""
+    labeled = bool(drawn.groups[0].summary.get("labeled_counts"))
+    if len(order) <= _BARS_UP_TO:
+        names = [short(drawn.class_names[k], 12) for k in order]
+        upright = max(map(len, names)) <= (8 if len(order) <= 10 else 3)
+        slanted: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(range(len(names)), names, **({} if upright else slanted))
+    axes.set_xlabel("class (most labeled first)" if labeled else "class")
+    axes.tick_params(axis="x", length=0)
     axes.margins(x=0.01)
-
-
-_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000]

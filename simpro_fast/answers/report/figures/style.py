@@ -6,8 +6,9 @@ import base64
 import io
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,6 @@ SMALL = 5.0
 """Width in inches of a figure that fits a phone as well as a column of the page."""
 WIDE = 14.0
 """Most inches of a figure with a place per class."""
-BASE = "DejaVu Sans"
 FONT = 10.0
 _LETTER = 0.075
 """Inches of a letter in a legend."""
@@ -87,31 +87,29 @@ _STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """Content of figures: groups, and names as the fonts can draw them."""
+    """Content of figures."""
 
     groups: Sequence[Group]
-    labels: Sequence[str]
-    """Labels of the groups."""
-    names: Sequence[str]
-    """Names of their experiments."""
-    class_names: Sequence[str]
-    families: Sequence[str]
-    """Fonts that have all letters, the preferred first."""
+
+    @property
+    def class_names(self) -> list[str]:
+        return [str(name) for name in self.groups[0].summary["class_names"]]
 
     @property
     def title(self) -> str:
         """Return the title that all figures share."""
         if len(self.groups) > 2:
             return f"{len(self.groups)} experiments"
-        labels = " and ".join(short(label, 24) for label in self.labels)
-        same = len(set(self.names)) == 1 and not self.names[0].endswith(self.labels[0])
-        return f"{short(self.names[0], 32)}, {labels}" if same else labels
+        labels = " and ".join(short(group.label, 24) for group in self.groups)
+        names = [str(group.summary["name"]) for group in self.groups]
+        same = len(set(names)) == 1 and not names[0].endswith(self.groups[0].label)
+        return f"{short(names[0], 32)}, {labels}" if same else labels
 
     def legend(self, index: int) -> str:
         """The name of a group and, of several, the number of seeds."""
         group = self.groups[index]
         seeds = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
-        return f"{short(self.labels[index], 34)}{seeds}"
+        return f"{short(group.label, 34)}{seeds}"
 
 
 def colour(index: int) -> str:
@@ -119,22 +117,20 @@ def colour(index: int) -> str:
 
 
 @contextmanager
-def drawing(families: Sequence[str]) -> Iterator[None]:
+def drawing() -> Iterator[None]:
     """Figures made inside have the shared style.
 
     Raises:
         UserError: matplotlib is missing; it is imported only where figures are wanted.
     """
-    with _matplotlib().rc_context({**_STYLE, "font.family": list(families)}):
-        yield
-
-
-def _matplotlib() -> Any:
     try:
         import matplotlib
     except ImportError:
         raise UserError(f"figures need matplotlib: {pip_line('report')}") from None
-    return matplotlib
+    style: Any = _STYLE
+    with matplotlib.rc_context(style), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # drawn as a box
+        yield
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -143,29 +139,6 @@ def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def fonts_for(texts: Iterable[str]) -> tuple[list[str], set[str]]:
-    """Families that draw these texts, and the characters that no installed font has.
-
-    Only where matplotlib's own font lacks a letter are the fonts of the system opened.
-    """
-    from matplotlib.font_manager import findfont, findSystemFonts, fontManager, get_font
-
-    wanted = {c for text in texts for c in text if not c.isspace()}
-    known = get_font(findfont(BASE)).get_charmap()
-    missing, families = {c for c in wanted if ord(c) not in known}, [BASE]
-    # A sans face of the same make fits better beside the others than whatever comes first.
-    for path in sorted(findSystemFonts(), key=lambda p: "NotoSans" not in p) if missing else ():
-        with suppress(OSError, RuntimeError):  # no font that can be used
-            font = get_font(path)
-            found = {c for c in missing if ord(c) in font.get_charmap()}
-            # "Last Resort" has a box for everything; colour fonts have pictures for letters.
-            if found and font.style_name in ("Regular", "Book") and "Color" not in font.family_name:
-                fontManager.addfont(path)
-                families.append(font.family_name)
-                missing -= found
-    return families, missing
 
 
 def save_png(figure: Figure, path: Path) -> None:

@@ -1,7 +1,4 @@
-"""A step's views from its recorded draws, without a pipeline.
-
-For looking at the batch of a step whose loss was not finite: its draws are in the run directory.
-"""
+"""A step's views from its recorded draws, without a pipeline."""
 
 from __future__ import annotations
 
