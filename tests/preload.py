@@ -3,6 +3,7 @@
 Nothing here starts threads, which would be lost in a fork.
 """
 
+import nvidia.dali.pipeline  # noqa: F401
 import torch
 import torch._dynamo
 
