@@ -215,6 +215,8 @@ def test_method_of_the_tutorial_as_a_command(
         "train.period=2",
         "data.batch_size=2",
         "distributed.engine=plain",
+        "log.figures=false",
+        "evaluate.shares_images=0",
         env={"PYTHONPATH": str(tutorial_module)},
     )
     assert done.returncode == 0, done.stderr
