@@ -132,4 +132,5 @@ def test_the_methods_bench_compares_all_of_them() -> None:
     size = ["data.batch_size=8", "data.mu=1", "train.threads=1"]
     done = bench("bench_methods.py", "--smoke", "--config=digits_lt/reversed", *size)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == list(METHODS)
+    ours = [name for name in METHODS if "." not in name]  # not those of other tests
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ours

@@ -135,6 +135,7 @@ def test_nothing_confident_is_harmless(tiny: MakeConfig, name: str) -> None:
     config = tiny(changes_of(name, **{"method.threshold": 1.01}, **BRIEF))
     train(config)
     for row in rows(config):
+        assert row["mask_rate"] == 0 and row["pseudo_label_accuracy"] is None
         assert math.isfinite(row["loss"]) and min(row["pi_u"]) >= 0
     assert all(t.isfinite().all() for t in by_part(final_state(config))["average"].values())
 
