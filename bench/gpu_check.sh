@@ -147,8 +147,7 @@ part_kernels() {
     fi
     # Those left out compile for other architectures or compare two compilers.
     run "kernel tests" 90 "${tests[@]}" -m "not slow" tests/kernels_ops \
-        --ignore tests/kernels_ops/test_ahead_of_time.py --ignore tests/kernels_ops/test_compiled_twin.py \
-        --deselect tests/kernels_ops/test_augment.py::test_compiles_without_spills_and_with_wide_stores
+        --ignore tests/kernels_ops/test_ahead_of_time.py --ignore tests/kernels_ops/test_compiled_twin.py
     run "tests of the step" 90 "${tests[@]}" -m gpu tests/training tests/training/engine
 }
 part_loss() {

@@ -3,6 +3,10 @@
 Nothing here starts threads, which would be lost in a fork.
 """
 
+import matplotlib.pyplot  # noqa: F401
+import nvidia.dali.pipeline  # noqa: F401
+import scipy.optimize  # noqa: F401
+import sklearn.datasets  # noqa: F401
 import torch
 import torch._dynamo
 

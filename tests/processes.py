@@ -141,6 +141,18 @@ def with_small_files(limit: int, function: Callable[..., object], *arguments: An
     function(*arguments)
 
 
+def printing_to(output: str | None, function: Callable[..., object], *arguments: Any) -> None:
+    """For `run`: end with what a function returns, whose stdout is a file; None: a broken pipe."""
+    if output is None:
+        reader, target = os.pipe()
+        os.close(reader)
+    else:
+        target = os.open(output, os.O_WRONLY)
+    os.dup2(target, 1)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.exit(function(*arguments))  # type: ignore[arg-type]
+
+
 def script(path: str, arguments: Iterable[str]) -> None:
     """For `start` and `run`: what `python path arguments...` does."""
     sys.argv = [path, *arguments]

@@ -62,7 +62,6 @@ def used_model(network: ModelConfig, size: int) -> TrainedModel:
 @pytest.mark.parametrize(
     ("name", "size", "activation"),
     [
-        ("small_cnn", 16, None),
         ("small_cnn", 16, "silu"),
         ("wrn_10_2", 32, None),
         pytest.param("resnet50_3x3", 32, None, marks=pytest.mark.slow),

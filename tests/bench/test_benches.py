@@ -108,7 +108,7 @@ def test_the_gpu_check_says_that_there_is_no_gpu(tmp_path: Path) -> None:
 
 
 def test_the_bench_of_cached_features_runs() -> None:
-    done = bench("bench_features.py", "--smoke")
+    done = bench("bench_features.py", "--smoke", "data.classes=5", "data.batch_size=8", "data.mu=2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "'what': 'embed'" in done.stdout and "'what': 'cached steps'" in done.stdout
 
@@ -132,4 +132,5 @@ def test_the_methods_bench_compares_all_of_them() -> None:
     size = ["data.batch_size=8", "data.mu=1", "train.threads=1"]
     done = bench("bench_methods.py", "--smoke", "--config=digits_lt/reversed", *size)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()] == list(METHODS)
+    ours = [name for name in METHODS if "." not in name]  # not those of other tests
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ours

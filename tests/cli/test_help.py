@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from importlib import import_module
 
 import pytest
@@ -14,7 +11,7 @@ import pytest
 from simpro_fast.cli.entry import VERBS, main
 from simpro_fast.config import Config
 from simpro_fast.utils.errors import ConfigError
-from tests.conftest import ROOT
+from tests import processes
 
 
 def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -45,22 +42,13 @@ def test_the_overview_names_every_verb_with_an_example(capsys: pytest.CaptureFix
         takes(name, shlex.split(verb.example))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--help"],
-        ["train", "digits_lt/reversed", "--print-config"],
-        ["prepare", "--version"],
-    ],
-    ids=" ".join,
-)
-def test_a_reader_that_is_gone_is_one_line(words: list[str]) -> None:
-    reader, pipe = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-m", "simpro_fast", *words]
-    done = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    os.close(pipe)
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+@pytest.mark.parametrize("verb", ["--help", "train digits_lt/reversed --print-config", "watch -h"])
+@pytest.mark.parametrize(("output", "code"), [(None, 1), ("/dev/full", 2)])
+def test_output_that_nobody_takes_is_one_line(output: str | None, code: int, verb: str) -> None:
+    """A reader that is gone, and a full disk."""
+    done = processes.run(processes.printing_to, output, main, verb.split())
+    assert done.returncode == code and len(done.stderr.splitlines()) == 1, done.stderr
+    assert output is None or "standard output: cannot be written (disk full" in done.stderr
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -63,8 +63,3 @@ def test_own_images_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert prepare.main(command.replace("\\\n", " ").split()) == 0
     (written,) = WRITTEN
     assert load_config(written).data.name == "images"
-
-
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#]+)\)", README))))
-def test_links_lead_somewhere(link: str) -> None:
-    assert link.startswith("http") or (ROOT / link).exists()

@@ -231,35 +231,29 @@ def test_starts_without_a_compiler(train_command: Run, config_file: Path, tmp_pa
         found = shutil.which(name) or shutil.which(name, path="/sbin:/usr/sbin")
         if found:
             (tools / name).symlink_to(found)
-    done = train_command(
-        "--config",
-        str(config_file),
-        "distributed.engine=deepspeed",
-        env={"PATH": str(tools), "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")},
-        launcher=[sys.executable],
-    )
+    env = {"PATH": str(tools), "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
+    command = ["--config", str(config_file)]
+    done = train_command(*command, "distributed.engine=deepspeed", env=env)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "extensions").exists()
     for name, option in (("c", "train.compile=default"), ("k", "method.impl=compile")):
-        compiled = train_command(
-            "--config", str(config_file), option, f"name={name}", env={"PATH": str(tools)}
-        )
+        compiled = train_command(*command, option, f"name={name}", env=env)
         assert compiled.returncode == 1
         assert f"{option} needs a C++ compiler" in compiled.stderr
 
 
 def test_without_deepspeed_the_error_has_the_cure(
-    train_command: Run, config_file: Path, tmp_path: Path
+    config_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A module that cannot be imported stands for a missing package."""
-    blocked = tmp_path / "blocked" / "deepspeed"
-    blocked.mkdir(parents=True)
-    (blocked / "__init__.py").write_text("raise ImportError('not here')\n")
-    anew: dict[str, Any] = {"env": {"PYTHONPATH": str(blocked.parent)}}
-    anew["launcher"] = [sys.executable]
-    done = train_command("--config", str(config_file), "distributed.engine=deepspeed", **anew)
-    assert done.returncode == 1
-    assert "pip install deepspeed" in done.stderr
-    assert "distributed.engine=plain" in done.stderr
-    plain = train_command("--config", str(config_file), **anew)
-    assert plain.returncode == 0, plain.stderr
+    for name in [n for n in sys.modules if n.partition(".")[0] == "deepspeed"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    command = ["--config", str(config_file), f"output_dir={tmp_path}"]
+    assert main([*command, "distributed.engine=deepspeed"]) == 1
+    said = capsys.readouterr().err
+    assert "pip install deepspeed" in said and "distributed.engine=plain" in said
+    assert main(command) == 0

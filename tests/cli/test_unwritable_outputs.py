@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import resource
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -76,16 +74,3 @@ def test_it_is_one_line_with_its_name_and_code_2(
     assert not list(tmp_path.rglob("*.tmp"))
     if trouble == IN_THE_WAY:
         assert output.read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["train", "digits_lt/reversed", "--print-config"]]
-)
-def test_standard_output_on_a_full_disk(arguments: list[str]) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("the system has no /dev/full")
-    with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "simpro_fast", *arguments]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert "standard output: cannot be written (disk full" in done.stderr

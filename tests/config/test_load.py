@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from simpro_fast.config import dump_config, flatten, load_config, parse_config
+from simpro_fast.config import dump_config, load_config, parse_config
 from simpro_fast.utils.errors import ConfigError
 from tests.conftest import ROOT
 
@@ -205,10 +205,6 @@ def test_missing_files_and_folders_say_what_there_is(
     with pytest.raises(ConfigError) as caught:
         load_config(source)
     assert message in str(caught.value)
-
-
-def test_flatten_is_dotted(file: Path) -> None:
-    assert flatten(load_config(file))["optim.lr"] == 0.1
 
 
 def test_what_is_there_and_no_file_is_called_by_its_kind(tmp_path: Path) -> None:

@@ -13,18 +13,18 @@ from sklearn.datasets import load_digits
 import simpro_fast
 from tests.docs.pages import SMALL, run_page
 
+FEW = ("train.period=3", "data.mu=2", "evaluate.shares_images=0")
+
 
 def test_own_code(tmp_path: Path) -> None:
-    run_page("own_code.md", tmp_path, training=["train.steps=6", "train.period=3", "data.mu=2"])
+    run_page("own_code.md", tmp_path, training=["train.steps=6", *FEW])
     run = tmp_path / "runs" / "stripes" / "seed1"
     assert simpro_fast.load_model(run).class_names == ("first", "second", "third")
 
 
 def test_export(tmp_path: Path) -> None:
     small = ("train.steps=2", "train.period=1", "data.batch_size=8", "data.mu=2", *SMALL)
-    simpro_fast.train(
-        "digits_lt/reversed", *small, "log.figures=false", f"output_dir={tmp_path / 'runs'}"
-    )
+    simpro_fast.train("digits_lt/reversed", *small, f"output_dir={tmp_path / 'runs'}")
     digit = (load_digits().images[3] * 16).clip(0, 255).astype(np.uint8)
     Image.fromarray(digit).resize((40, 30)).save(tmp_path / "picture.png")
     said = run_page("export.md", tmp_path)
@@ -35,7 +35,7 @@ def test_export(tmp_path: Path) -> None:
 
 
 def test_tutorial_digits(tmp_path: Path) -> None:
-    said = run_page("tutorial_digits.md", tmp_path, training=["train.steps=20", "data.mu=2"])
+    said = run_page("tutorial_digits.md", tmp_path, training=["train.steps=6", *FEW])
     rows = (tmp_path / "pictures.csv").read_text().splitlines()
     assert len(rows) == 1 + len(list((tmp_path / "pictures").iterdir())) and rows[0].startswith(
         "path"
@@ -68,7 +68,7 @@ def test_tutorial_own_images(tmp_path: Path) -> None:
             writer.writeheader()
             writer.writerows(rows)
 
-    small = ["train.steps=12", "train.period=6", "data.mu=2", "data.image_size=16"]
+    small = ["train.steps=6", *FEW, "data.image_size=16"]
     said = run_page("tutorial_own_images.md", tmp_path, training=small, before=reader)
     assert len(labeled_by_hand) == 8
     before, after = (

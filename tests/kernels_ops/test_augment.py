@@ -1,9 +1,6 @@
 """The augmentation kernel makes the pixels of its eager twin and of Pillow, bit for bit."""
 
 import functools
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +17,6 @@ from simpro_kernels.dispatch import INTERPRETED
 from sklearn.datasets import load_digits, load_sample_image
 from torch import Tensor
 
-from tests.processes import PATIENCE
-
-ROOT = Path(__file__).resolve().parents[2]
 FASHION = Path("/usr/share/datasets/fashion-mnist/t10k-images-idx3-ubyte.gz")
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
 # Levels and signs of operations that have none would be the same view again.
@@ -202,28 +196,3 @@ def test_larger_pictures_are_for_the_eager_twin(device: torch.device) -> None:
     assert run(images, plan, device, "auto").shape == (1, 65, 64, 3)
     with pytest.raises(ValueError, match="at most 4096 pixels, got 65 x 64"):
         run(images, plan, device, "triton")
-
-
-COMPILE = """
-import sys
-sys.path.insert(0, "bench")
-from kernel_report import AUGMENT, Specialisation, compile_and_inspect
-from simpro_kernels.augment.triton_kernels import augment_kernel
-# Nothing of a call compiles another kernel, and its constants come last.
-constants = [p.is_constexpr for p in augment_kernel.params]
-assert constants == sorted(constants)
-assert all(p.is_constexpr or p.do_not_specialize for p in augment_kernel.params)
-for side, dtype, arch, store_bytes in (
-    (28, "fp32", 90, 16), (32, "bf16", 80, 8), (64, "bf16", 90, 16), (64, "fp32", 100, 16)
-):
-    row = compile_and_inspect(Specialisation(AUGMENT, side, dtype), arch)
-    assert not row.spills, row
-    assert row.widest_store_bytes == store_bytes and "8x" not in row.stores.replace("128x", ""), row
-"""
-
-
-def test_compiles_without_spills_and_with_wide_stores() -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    subprocess.run(
-        [sys.executable, "-c", COMPILE], cwd=ROOT, env=environment, check=True, timeout=PATIENCE
-    )

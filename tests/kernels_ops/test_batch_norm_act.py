@@ -1,10 +1,6 @@
 """Batch norm with residual and activation against torch's operators in float64."""
 
 import copy
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +10,6 @@ from simpro_kernels import launch as launching
 from simpro_kernels.batch_norm_act import plans, reference
 from torch import Tensor
 from torch.nn import functional
-
-from tests.processes import PATIENCE
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Above the error of the eager twin, relative to the norm of the result.
@@ -203,31 +197,6 @@ def test_ranks_are_further_pieces(impl: str, device: torch.device) -> None:
     assert torch.equal(results[0][2], results[1][2]), "ranks agree bit for bit"
     for name, ours, wanted in zip(NAMES, found, expected, strict=True):
         assert distance(ours, wanted) < 2e-6, name
-
-
-def test_kernels_compile_without_spills_and_nothing_of_the_batch_specialises_them() -> None:
-    """For an H100, 16 bytes at a time; in a process where the interpreter is off."""
-    code = """
-from kernel_report import NORM, Specialisation, compile_and_inspect
-from simpro_kernels.batch_norm_act import plans, triton_kernels
-for options in ("STATISTICS FLAG", "SUMS FLAG", "GRADIENT FLAG"):
-    row = compile_and_inspect(Specialisation(NORM, 16, "bf16", options, 8), 90)
-    assert not row.spills and row.loads.startswith("128x"), row
-for name in plans.KERNELS:
-    for p in getattr(triton_kernels, f"{name}_kernel").params:
-        assert p.is_constexpr or p.do_not_specialize, (name, p.name)
-"""
-    root = Path(__file__).resolve().parents[2]
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=root / "bench",
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_traced_code_gets_the_operator(device: torch.device) -> None:

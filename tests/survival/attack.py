@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from simpro_fast.utils.errors import UserError
+from tests import processes
 from tests.processes import PATIENCE
 
 
@@ -96,21 +96,20 @@ def in_own_process(function: Callable[..., Any], *arguments: Any, timeout: float
     """What a function of a module gives in a process of its own, which may crash.
 
     Args:
-        function, arguments: both from and to JSON; paths are given as text.
+        function: its result is one of JSON.
 
     Raises:
         AssertionError: the process died; says how.
     """
-    code = (
-        f"import json, sys; from {function.__module__} import {function.__name__} as f; "
-        "json.dump(f(*json.loads(sys.argv[1])), open(sys.argv[2], 'w'))"
-    )
     with tempfile.NamedTemporaryFile() as result:
-        command = [sys.executable, "-c", code, json.dumps(arguments, default=str), result.name]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+        done = processes.run(_dump, result.name, function, *arguments, timeout=timeout)
         if done.returncode != 0:
             raise AssertionError(f"exit code {done.returncode}: {done.stderr[-500:]}")
         return json.load(result)
+
+
+def _dump(result: str, function: Callable[..., Any], *arguments: Any) -> None:
+    Path(result).write_text(json.dumps(function(*arguments)))
 
 
 def attempts(function: Trial) -> Iterator[Attempt]:

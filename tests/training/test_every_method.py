@@ -45,6 +45,10 @@ EARLY: dict[str, dict[str, Any]] = {
 }
 
 
+BRIEF = {"train.period": 1, "train.steps": 6}
+"""As many periods, of one step."""
+
+
 def changes_of(name: str, **more: Any) -> dict[str, Any]:
     own = {f"method.{key}": value for key, value in EARLY.get(name, {}).items()}
     return {"method.name": name, "optim.lr": 0.02, "train.period": 2, **own, **more}
@@ -79,38 +83,37 @@ def test_ranks_and_precision(tiny: MakeConfig, name: str) -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_step_reads_one_flag_also_in_micro_batches(tiny: MakeConfig, name: str) -> None:
-    config = tiny(changes_of(name, **{"distributed.micro_batch": 4}))
+    config = tiny(changes_of(name, **{"distributed.micro_batch": 4}, **BRIEF))
     trainer = Trainer(config, start_ranks(config), make_loader=synthetic(), write=False)
-    for step in range(9):
+    for step in range(5):
         trainer._begin_phase()
         with CountReads() as counter:
             trainer.train_step()
         assert counter.found == [READ], f"step {step}"
-        if trainer.step % 2 == 0:
-            trainer._end_period()
-            trainer._finish_period()
+        trainer._end_period()
+        trainer._finish_period()
     trainer.close()
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_replayed_steps_train_as_the_usual_ones(tiny: MakeConfig, name: str) -> None:
     """In float64, but for the rate and the decay, which a graph takes in float32."""
-    changes = {"train.period": 6, "train.precision": "fp64", "model.activation": "silu"}
-    config = tiny(changes_of(name, **changes))
+    changes = {"train.precision": "fp64", "model.activation": "silu"}
+    config = tiny(changes_of(name, **changes, **{"train.period": 4, "train.steps": 8}))
     usual, graphed = (
         Trainer(config, start_ranks(config), make_loader=synthetic(), write=False) for _ in range(2)
     )
     recorder = RunAgain()
     graphed.step_graph = StepGraph(graphed.algorithm.step, recorder)
-    for _ in range(12):
+    for _ in range(8):
         for trainer in (usual, graphed):
             trainer.train_step()
-            if trainer.step == 6:
+            if trainer.step == 4:
                 trainer._end_period()
                 trainer._finish_period()
     # Three steps to warm up; a method that changes its mind is recorded anew.
     changed = usual.algorithm.method.phase_at(0) != usual.algorithm.method.phase_at(1)
-    assert recorder.calls["replay"] == 12 - 3 * (1 + changed)
+    assert recorder.calls["replay"] == 8 - 3 * (1 + changed)
     assert recorder.calls.get("forget", 0) == changed
     assert_close(weights(graphed.algorithm.student), weights(usual.algorithm.student), 1e-6)
     for key, value in usual.algorithm.method.state_dict().items():
@@ -130,9 +133,10 @@ def test_every_shipped_experiment_takes_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", OURS)
 def test_nothing_confident_is_harmless(tiny: MakeConfig, name: str) -> None:
-    config = tiny(changes_of(name, **{"method.threshold": 1.01}))
+    config = tiny(changes_of(name, **{"method.threshold": 1.01}, **BRIEF))
     train(config)
     for row in rows(config):
+        assert row["mask_rate"] == 0 and row["pseudo_label_accuracy"] is None
         assert math.isfinite(row["loss"]) and min(row["pi_u"]) >= 0
     assert all(t.isfinite().all() for t in by_part(final_state(config))["average"].values())
 
@@ -140,7 +144,7 @@ def test_nothing_confident_is_harmless(tiny: MakeConfig, name: str) -> None:
 @pytest.mark.parametrize("name", OURS)
 def test_classes_without_labels_are_harmless(tiny: MakeConfig, name: str) -> None:
     rare = {"data.labeled_max": 12, "data.gamma_labeled": 200, "data.allow_empty_classes": True}
-    config = tiny(changes_of(name, **rare))
+    config = tiny(changes_of(name, **rare, **BRIEF))
     train(config)
     assert config.run_dir.joinpath("split.json").read_text().count(" 0,") >= 1
     for row in rows(config):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,14 +18,14 @@ import torch.distributed as dist
 from torch import nn
 
 import simpro_fast
+from simpro_fast.cli.train import main as train_main
 from simpro_fast.config import Config
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets import registry
 from simpro_fast.models import build
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.errors import ConfigError, UserError
-from tests.conftest import ROOT, TINY
-from tests.processes import PATIENCE, clean_environment
+from tests.conftest import TINY
 
 OWN_CODE = """
 import numpy as np
@@ -155,19 +154,17 @@ def test_names_registered_in_this_process(own: Any, tree: dict[str, Any]) -> Non
             register(name, own.build_net)
 
 
-def test_dotted_paths_in_a_process_of_its_own(own: Any, tree: dict[str, Any]) -> None:
+def test_dotted_paths(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(own.__file__).parent
+    monkeypatch.chdir(folder)
     command = [
-        *(sys.executable, str(ROOT / "launch" / "train.py"), "--config", "digits_lt/reversed"),
-        *("data.name=own_stripes.load_stripes", "model.name=own_stripes.build_net", "name=own"),
-        *("train.steps=3", "train.period=2", "data.batch_size=2", "distributed.engine=plain"),
-        *("data.labeled_max=20", "data.unlabeled_max=40"),
+        *("digits_lt/reversed", "name=own", "distributed.engine=plain"),
+        *("data.name=own_stripes.load_stripes", "model.name=own_stripes.build_net"),
+        *("train.steps=3", "train.period=2", "data.batch_size=2", "train.threads=1"),
+        *("data.labeled_max=20", "data.unlabeled_max=40", "log.figures=false"),
+        "evaluate.shares_images=0",
     ]
-    environment = {**clean_environment(), "PYTHONPATH": f"{ROOT}:{ROOT}/.links:{folder}"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert done.returncode == 0, done.stderr
+    assert train_main(command) == 0
     run = folder / "runs" / "own" / "seed1"
     with pytest.raises(UserError, match=r"own_stripes\.build_net, code outside .*--trust-code"):
         simpro_fast.load_model(run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import json
 import math
 from collections.abc import Callable
@@ -46,10 +45,6 @@ def rows(config: Config) -> list[dict[str, Any]]:
 
 def final_state(config: Config) -> dict[str, Any]:
     return read_checkpoint(list_checkpoints(config.run_dir / "checkpoints")[0])
-
-
-def test_train_step_is_short_and_three_hops_from_the_entry() -> None:
-    assert len(inspect.getsource(Trainer.train_step).splitlines()) < 60
 
 
 @pytest.mark.parametrize("engine", ["plain", "deepspeed"])
@@ -364,20 +359,6 @@ def test_bad_loss_stops_before_the_weights(tiny: MakeConfig, engine: str) -> Non
         assert torch.isfinite(tensor).all()
     # and training can go on from there
     train(config, make_loader=synthetic())
-
-
-@pytest.mark.parametrize("method", ["simpro", "fixmatch"])
-@pytest.mark.parametrize("variant", ["released", "paper"])
-def test_nothing_confident_is_harmless(tiny: MakeConfig, method: str, variant: str) -> None:
-    """Threshold above 1 for a whole run."""
-    config = tiny({"method.name": method, "method.variant": variant, "method.threshold": 1.01})
-    train(config)
-    for row in rows(config):
-        assert row["loss_unlabeled"] == 0
-        assert row["mask_rate"] == 0
-        assert row["pseudo_label_accuracy"] is None
-        assert sum(row["pi_u"]) == pytest.approx(1)
-        assert min(row["pi_u"]) > 0
 
 
 def test_bf16_keeps_state_in_float32(tiny: MakeConfig) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.special import log_softmax, ndtri
 
 BINS = 15
@@ -88,6 +87,8 @@ def fit_temperature(
         """Derivative of the negative log-likelihood by 1/T."""
         expected = (np.exp(log_softmax(inverse * scores, axis=1)) * finite).sum(axis=1)
         return total(float((expected - chosen).sum()))
+
+    from scipy.optimize import brentq  # half a second, for every start of a training
 
     low, high = 1 / HIGHEST_TEMPERATURE, 1 / LOWEST_TEMPERATURE
     if slope(low) >= 0 or slope(high) <= 0:

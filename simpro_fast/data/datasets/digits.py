@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from sklearn.datasets import load_digits as load_bundle
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.base import ArrayDataset, gray_to_rgb
@@ -18,6 +17,8 @@ def load_digits(data: DataConfig) -> ArrayDataset:
             f"data.image_size={size}: digits are 8x8 with repeated pixels, so the side must be "
             f"a multiple of 8; nearest: {max(8, 8 * round(size / 8))}"
         )
+    from sklearn.datasets import load_digits as load_bundle  # takes a second
+
     bundle = load_bundle()
     values = np.minimum(bundle.images.astype(np.int64) * 16, 255).astype(np.uint8)
     images = values.repeat(size // 8, axis=1).repeat(size // 8, axis=2)

@@ -48,9 +48,7 @@ def run_operation(batch: np.ndarray, operation: int, level: int, negative: bool)
 
 
 @pytest.mark.parametrize("operation", Operation, ids=lambda operation: operation.name.lower())
-@pytest.mark.parametrize(
-    ("size", "count"), [(16, 4), (28, 6), (32, 12), (33, 2), (64, 4), (224, 2)]
-)
+@pytest.mark.parametrize(("size", "count"), [(28, 6), (33, 2), (224, 2)])
 def test_every_operation_level_and_sign_equals_pillow(
     operation: Operation, size: int, count: int
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from simpro_fast.data.files.decode import check_file, read_header, read_rgb
 from simpro_fast.data.files.tar_index import FILE, Member, tar_entries
+from simpro_fast.utils import local_files
 from simpro_fast.utils.errors import UserError
 from tests.data.image_folders import picture, save, tidy
 from tests.data.tar_shards import jpeg, members_of, refusal, scan_members, write_tar
@@ -157,8 +158,9 @@ def test_member_whose_change_could_not_be_noticed_is_refused(tmp_path: Path) -> 
     assert "member 0002.jpg has an odd header" in refusal(lambda: scan_members(tmp_path / "x.tar"))
 
 
-def test_member_that_moved_is_not_read(tmp_path: Path) -> None:
+def test_member_that_moved_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard written anew must not give another picture under an old place."""
+    monkeypatch.setattr(local_files, "PAUSES", (0.0,))
     path = write_tar(tmp_path / "x.tar", [("1.jpg", jpeg(1)), ("2.jpg", jpeg(2))])
     first, second = members_of(path)
     assert first.read_bytes() and second.read_bytes()

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import resource
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from simpro_fast.answers.evaluation import evaluate
+from simpro_fast.config.data import DataConfig
+from simpro_fast.data.batch import LoaderSettings
 from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.datasets.image_list import select
+from simpro_fast.data.loader import build_loader
 from simpro_fast.data.pipeline.image_store import ImageStore
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import PseudoLabeled, Split
+from tests import processes
 from tests.data.toy_split import config, make_dataset
 
 CPU = torch.device("cpu")
@@ -89,48 +95,53 @@ def test_images_that_a_method_has_labeled_come_from_the_unlabeled_pool(own_pool:
     assert np.array_equal(held[np.append(of_labeled[labeled], of_unlabeled[unlabeled])], expected)
 
 
-TRAIN_FROM_SPARSE = """
-import resource, sys
-import numpy as np, torch
-from simpro_fast.config.data import DataConfig
-from simpro_fast.data.datasets.base import ArrayDataset
-from simpro_fast.data.batch import LoaderSettings
-from simpro_fast.data.loader import build_loader
-from simpro_fast.data.datasets.image_list import select
-from simpro_fast.data.splits.build import make_split
-from simpro_fast.answers.evaluation import evaluate
-side, count = 64, int(sys.argv[2])
-images = np.memmap(sys.argv[1], np.uint8, "r", shape=(count, side, side, 3))
-labels = np.arange(count) % 10
-dataset = ArrayDataset("sparse", images, labels, tuple("abcdefghij"), images, labels,
-                       (0.5,) * 3, (0.2,) * 3, True, images_sha256="0" * 64)
-data = DataConfig(name="sparse", labeled_max=count // 100, unlabeled_max=count // 20,
-                  gamma_labeled=1.0, batch_size=8, mu=4)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-dataset.fingerprint()
-split = make_split(data, dataset, 1)
-loader = build_loader(LoaderSettings(data=data), dataset, split)
-for step in range(3):
-    assert loader.next(step).views.shape == (2 * 8 + 3 * 32, 3, side, side)
-net = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 10))
-tested = np.arange(0, count, 1000)
-found = evaluate(net, select(dataset.test_images, tested), labels[tested], mean=dataset.mean,
-                 std=dataset.std, num_classes=10, device="cpu", batch_size=256)
-assert int(found.count.sum()) == len(tested)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
+def train_from(path: Path, count: int) -> None:
+    """Fingerprint, split, batches and evaluation; prints by how many KiB the process grew."""
+    side = 64
+    images = np.memmap(path, np.uint8, "r", shape=(count, side, side, 3))
+    labels = np.arange(count) % 10
+    dataset = ArrayDataset(
+        name="sparse",
+        images=images,
+        labels=labels,
+        class_names=tuple("abcdefghij"),
+        test_images=images,
+        test_labels=labels,
+        mean=(0.5,) * 3,
+        std=(0.2,) * 3,
+        flip=True,
+        images_sha256="0" * 64,
+    )
+    sizes = {"labeled_max": count // 100, "unlabeled_max": count // 20, "gamma_labeled": 1.0}
+    data = DataConfig(name="sparse", batch_size=8, mu=4, **sizes)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    dataset.fingerprint()
+    split = make_split(data, dataset, 1)
+    loader = build_loader(LoaderSettings(data=data), dataset, split)
+    for step in range(3):
+        assert loader.next(step).views.shape == (2 * 8 + 3 * 32, 3, side, side)
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 10))
+    tested = np.arange(0, count, 1000)
+    found = evaluate(
+        net,
+        select(images, tested),
+        labels[tested],
+        mean=dataset.mean,
+        std=dataset.std,
+        num_classes=10,
+        device="cpu",
+        batch_size=256,
+    )
+    assert int(found.count.sum()) == len(tested)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_a_mapped_array_is_not_read_into_memory(tmp_path: Path) -> None:
-    """Fingerprint, split, batches and evaluation on a sparse file of 2 GB, all of it test images:
-    the process grows by a pipeline and the pages of what was drawn, not by the file."""
+    """Of 2 GB, all of it test images: the process grows by a pipeline and what was drawn."""
     path, count, bytes_each = tmp_path / "sparse", 163_840, 3 * 64 * 64
     with path.open("wb") as file:
         file.truncate(count * bytes_each)
-    grown_kib = subprocess.run(
-        [sys.executable, "-c", TRAIN_FROM_SPARSE, str(path), str(count)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    done = processes.run(train_from, path, count)
+    assert done.returncode == 0, done.stderr
+    grown_kib = done.stdout
     assert int(grown_kib) / 1024 < 640, "MiB, a third of the file"

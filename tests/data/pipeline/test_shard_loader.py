@@ -12,6 +12,7 @@ import pytest
 from simpro_fast.data.files.scan_shards import scan_shard
 from simpro_fast.data.files.skipped import Ignored
 from simpro_fast.data.files.tar_index import Member
+from simpro_fast.utils import local_files
 from simpro_fast.utils.errors import UserError
 from tests.data.file_loaders import BATCH, assert_same, batches, loader
 from tests.data.image_folders import every_kind, tidy
@@ -108,7 +109,10 @@ def test_skipped_members_are_replaced_as_files_are(shards: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("change", ["gone", "rewritten"])
-def test_shard_that_vanished_or_changed_stops_even_when_skipping(shards: Path, change: str) -> None:
+def test_shard_that_vanished_or_changed_stops_even_when_skipping(
+    shards: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_files, "PAUSES", (0.0,))
     with loader(shards, on_bad_image="skip", prefetch=1) as made:
         made.next(0)
         for path in shards.glob("unlabeled-*.tar"):

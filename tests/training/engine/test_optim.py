@@ -190,23 +190,6 @@ def test_frozen_backbone_has_neither_decay_nor_state_under_adamw():
     assert changed == {"head.weight", "head.bias"} and len(optimizer.state) == 2
 
 
-def test_sgd_step_is_nesterov_with_decay_on_weights_only():
-    model = nn.Linear(2, 1)
-    optimizer = build_optimizer(OptimConfig(lr=0.5, momentum=0.9, weight_decay=0.1), model)
-    start = {n: p.detach().clone() for n, p in model.named_parameters()}
-    velocity = {n: torch.zeros_like(p) for n, p in start.items()}
-    expected = dict(start)
-    for gradient in (1.0, -2.0):
-        for name, parameter in model.named_parameters():
-            parameter.grad = torch.full_like(parameter, gradient)
-            g = gradient + (0.1 * expected[name] if name == "weight" else 0)
-            velocity[name] = 0.9 * velocity[name] + g
-            expected[name] = expected[name] - 0.5 * (g + 0.9 * velocity[name])
-        optimizer.step()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.detach(), expected[name])
-
-
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_step_follows_the_layout_of_the_weights(name):
     """A fused step pairs elements by address: channels_last weights need such gradients."""
