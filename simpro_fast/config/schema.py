@@ -37,6 +37,10 @@ class ModelConfig(Section):
     head: Literal["linear", "cosine", "mlp"] = "linear"
     """What gives the logits: one linear layer; 25 times the cosine of the features and each class's
     weights; or one hidden layer as wide as the features, with GELU, before the linear one."""
+    lora_rank: int = Field(0, ge=0, le=1024)
+    """Above 0: of the backbone only matrices of this rank learn, added to the weights of attention
+    and MLP of timm's transformers (LoRA), at the rate of the head; the rest is frozen as with
+    optim.backbone_lr_scale=0. They are merged into the exported network."""
     download: bool = Field(False, **NOTHING)
     """Fetch hf-hub:ORG/NAME where the local cache has not got it."""
     activation: Literal["leaky_relu", "relu", "silu"] | None = None
@@ -258,6 +262,11 @@ class Config(Section):
                     "train.precision=fp64 needs method.impl=auto, eager or compile: "
                     "the Triton kernels compute in float32"
                 )
+        if self.train.features is not None and self.model.lora_rank:
+            raise ValueError(
+                f"model.lora_rank={self.model.lora_rank} changes what the backbone gives, and "
+                "train.features caches that of a frozen one; leave one of them out"
+            )
         if any(not part.strip(".") for part in self.name.split("/")):
             raise ValueError(f"name={self.name!r} must not hold '.' or '..' between slashes")
         if self.optim.warmup_steps >= self.train.steps:
