@@ -20,6 +20,7 @@ from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.models import build_model, load_pretrained
 from simpro_fast.models.lora import give_lora, lora_layers, merge
+from simpro_fast.training.engine.optim import build_optimizer
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.errors import ConfigError
 from tests.distributed.outcomes import outcome
@@ -147,3 +148,54 @@ def test_what_lora_cannot_tune_is_one_line(tiny: MakeConfig) -> None:
         Trainer(config, start_ranks(config), write=False)
     with pytest.raises(ConfigError, match=r"lora_rank=4 .*train\.features"):
         tiny({"model.lora_rank": 4, "train.features": "auto"})
+
+
+def test_rates_fall_from_the_head_down(tiny: MakeConfig) -> None:
+    """In groups with and without weight decay as ever, times the scale of the backbone."""
+    config = tiny({**PLAIN, "optim.layer_decay": 0.5, "optim.backbone_lr_scale": 0.4})
+    network = vit()
+    found = {
+        id(parameter): (group["lr_scale"], group["weight_decay"])
+        for group in build_optimizer(config.optim, network).param_groups
+        for parameter in group["params"]
+    }
+    decay, blocks = config.optim.weight_decay, len(network.blocks)
+    below_head = {
+        "pos_embed": (blocks + 1, decay),
+        "patch_embed.proj.weight": (blocks + 1, decay),
+        "blocks.0.attn.qkv.weight": (blocks, decay),
+        "blocks.0.norm1.weight": (blocks, 0.0),
+        "blocks.3.mlp.fc2.bias": (blocks - 3, 0.0),
+        f"blocks.{blocks - 1}.attn.proj.weight": (1, decay),
+        "norm.bias": (1, 0.0),
+    }
+    parameters = dict(network.named_parameters())
+    for name, (layers, weight_decay) in below_head.items():
+        assert found[id(parameters[name])] == (0.4 * 0.5**layers, weight_decay), name
+    assert found[id(network.head.weight)] == (1.0, decay)
+    assert len(found) == len(parameters)
+
+
+@pytest.mark.parametrize("engine", ["plain", "deepspeed"])
+def test_a_run_with_layer_decay_resumes(tiny: MakeConfig, engine: str) -> None:
+    changes = {**PLAIN, "optim.layer_decay": 0.7, "distributed.engine": engine, "train.steps": 8}
+    unbroken, broken = (tiny({**changes, "name": name}) for name in ("whole", "parts"))
+    train(unbroken)
+    interrupted(broken, 3)
+    outcome(broken).assert_equal(outcome(unbroken))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, r"layer_decay=0\.7: a SmallCNN .* optim\.layer_decay=1$"),
+        ({"model.lora_rank": 2}, r"layer_decay=0\.7 .*model\.lora_rank"),
+        ({"optim.backbone_lr_scale": 0.0}, r"layer_decay=0\.7 .*backbone_lr_scale=0"),
+    ],
+)
+def test_what_has_no_layers_that_learn_is_refused(
+    tiny: MakeConfig, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config = tiny({"optim.layer_decay": 0.7, **changes})
+        Trainer(config, start_ranks(config), write=False)
