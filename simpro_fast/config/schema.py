@@ -37,6 +37,10 @@ class ModelConfig(Section):
     head: Literal["linear", "cosine", "mlp"] = "linear"
     """What gives the logits: one linear layer; 25 times the cosine of the features and each class's
     weights; or one hidden layer as wide as the features, with GELU, before the linear one."""
+    lora_rank: int = Field(0, ge=0, le=1024)
+    """Above 0: of the backbone only matrices of this rank learn, added to the weights of attention
+    and MLP of timm's transformers (LoRA), at the rate of the head; the rest is frozen as with
+    optim.backbone_lr_scale=0. They are merged into the exported network."""
     download: bool = Field(False, **NOTHING)
     """Fetch hf-hub:ORG/NAME where the local cache has not got it."""
     activation: Literal["leaky_relu", "relu", "silu"] | None = None
@@ -58,6 +62,9 @@ class OptimConfig(Section):
     backbone_lr_scale: float = Field(1.0, ge=0, le=1000)
     """All weights but the head's learn at lr times this. 0 freezes them, batch norm's running
     statistics included."""
+    layer_decay: float = Field(1.0, gt=0, le=1)
+    """Below 1: each layer of a timm network learns at this times the rate of the one above it, the
+    highest at lr * backbone_lr_scale * this."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """SGD momentum; beta1 of AdamW."""
     nesterov: bool = True
@@ -226,6 +233,19 @@ class Config(Section):
                     "train.precision=fp64 needs method.impl=auto, eager or compile: "
                     "the Triton kernels compute in float32"
                 )
+        if self.train.features is not None and self.model.lora_rank:
+            raise ValueError(
+                f"model.lora_rank={self.model.lora_rank} changes what the backbone gives, and "
+                "train.features caches that of a frozen one; leave one of them out"
+            )
+        if self.optim.layer_decay != 1 and (
+            self.model.lora_rank or self.train.features or not self.optim.backbone_lr_scale
+        ):
+            raise ValueError(
+                f"optim.layer_decay={self.optim.layer_decay:g} is for a backbone that learns, and "
+                "model.lora_rank, train.features and optim.backbone_lr_scale=0 freeze it; leave "
+                "one of them out"
+            )
         if any(not part.strip(".") for part in self.name.split("/")):
             raise ValueError(f"name={self.name!r} must not hold '.' or '..' between slashes")
         if self.optim.warmup_steps >= self.train.steps:

@@ -23,6 +23,7 @@ from simpro_fast.models.head import (
     start_at_zero,
 )
 from simpro_fast.models.hub import weights_file, weights_statistics
+from simpro_fast.models.lora import give_lora, merged_state
 from simpro_fast.models.pretrained import PretrainedReport, load_pretrained, weights_sha256
 
 __all__ = [
@@ -41,10 +42,12 @@ __all__ = [
     "convert_sync_batch_norm",
     "feature_size",
     "first_rank_buffers",
+    "give_lora",
     "head_of",
     "head_tensors",
     "list_models",
     "load_pretrained",
+    "merged_state",
     "needs_import",
     "plain_copy",
     "register_model",

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from simpro_fast.models.layers import NormAct
+from simpro_fast.models.lora import lora_layers, merge
 from simpro_fast.utils.errors import ConfigError, UserError
 
 
@@ -126,9 +127,10 @@ def adopt_parameters(network: nn.Module, method: nn.Module) -> None:
 
 
 def outside_backbone(network: nn.Module) -> list[nn.Parameter]:
-    """Parameters of the head, and of the method where it has some."""
+    """Parameters of the head, of LoRA's A and B, and of the method where it has some."""
     parts = [head_of(network), *(m for m in network.children() if isinstance(m, MethodParameters))]
-    return [parameter for part in parts for parameter in part.parameters()]
+    added = [parameter for _, layer in lora_layers(network) for parameter in (layer.a, layer.b)]
+    return [*(parameter for part in parts for parameter in part.parameters()), *added]
 
 
 @torch.no_grad()
@@ -145,10 +147,10 @@ def start_at_zero(network: nn.Module) -> None:
 
 
 def freeze_backbone(network: nn.Module) -> None:
-    """Let only the head and the method's own parameters learn.
+    """Let only the head, LoRA's A and B and the method's own parameters learn.
 
-    The backbone asks for no gradient, so that backward ends at the head, and stays in evaluation
-    mode: its batch norms normalise by their running statistics, which stay as they are.
+    The backbone asks for no gradient, so that without LoRA backward ends at the head, and stays in
+    evaluation mode: its batch norms normalise by their running statistics, which stay as they are.
     """
     learning = outside_backbone(network)
     network.requires_grad_(False)
@@ -334,8 +336,8 @@ def head_tensors(network: nn.Module, classes: int) -> tuple[Tensor, Tensor, Tens
 
 
 def plain_copy(network: nn.Module) -> nn.Module:
-    """A copy with one linear head and without branches: the network that a test rule fits into, and
-    that is exported."""
+    """A copy with one linear head, without branches and with LoRA merged: the network that a test
+    rule fits into, and that is exported."""
     groups = [group for m in network.modules() if (group := getattr(m, "process_group", None))]
     plain = copy.deepcopy(network, {id(group): group for group in groups})
     head = head_of(plain)
@@ -346,6 +348,7 @@ def plain_copy(network: nn.Module) -> nn.Module:
     for module in list(plain.modules()):
         if isinstance(module, BranchPool):
             _replace(plain, module, nn.AdaptiveAvgPool2d(1))
+    merge(plain)
     return plain.eval().requires_grad_(False)
 
 

@@ -77,6 +77,25 @@ def converted(network: nn.Module, tensors: Mapping[str, Tensor]) -> Mapping[str,
     return found
 
 
+def layers_of(network: nn.Module, layer_decay: float) -> dict[str, int]:
+    """The layer of each parameter, by name, in timm's own grouping: 0 is the stem, the head last.
+
+    Args:
+        layer_decay: for the message.
+
+    Raises:
+        ConfigError: the network does not say what its layers are.
+    """
+    if not hasattr(network, "group_matcher"):
+        raise ConfigError(
+            f"optim.layer_decay={layer_decay:g}: a {type(network).__name__} does not say what its "
+            "layers are, as most of timm's networks do; take one of these, or optim.layer_decay=1"
+        )
+    matcher = network.group_matcher(coarse=False)  # type: ignore[operator]
+    found: dict[str, int] = _timm().models.group_parameters(network, matcher, reverse=True)
+    return found
+
+
 def timm_names() -> list[str]:
     """The networks that `model.name` may take after `timm/`. Raises UserError without timm."""
     names: list[str] = _timm().list_models()

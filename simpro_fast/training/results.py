@@ -207,7 +207,7 @@ def export_model(run: RunDirectory, trained: TrainedRun) -> ModelFile:
     confusion = None if trained.evaluation is None else trained.evaluation.confusion
     description = ModelFile(
         weights_sha256=write_weights(run.path / WEIGHTS, saved),
-        model=config.model,
+        model=config.model.model_copy(update={"lora_rank": 0}),  # merged, see `Step.network`
         method=config.method.name,
         class_names=dataset.class_names,
         image_size=dataset.image_size,

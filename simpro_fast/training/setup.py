@@ -28,6 +28,7 @@ from simpro_fast.models import (
     build_model,
     classifier_of,
     convert_sync_batch_norm,
+    give_lora,
     head_of,
     load_pretrained,
     start_at_zero,
@@ -171,6 +172,8 @@ def build_student(setup: Setup, *, fresh: bool) -> tuple[nn.Module, PretrainedRe
         ranks.agree_on({"file of model.weights": pretrained.sha256[:12]})
         if not pretrained.head:
             start_at_zero(model)
+    if rank := config.model.lora_rank:
+        give_lora(model, config.model.name, rank, config.seed)
     if isinstance(setup.dataset, FeatureDataset):
         model = HeadNetwork(classifier_of(model), setup.dataset.features.scale)
     model = model.to(ranks.device, weight_dtype(config))

@@ -28,6 +28,7 @@ from simpro_fast.models import (
     first_rank_buffers,
     head_of,
     head_tensors,
+    merged_state,
     plain_copy,
 )
 from simpro_fast.training.engine.base import Engine, NetworkOutput, logits_and_features, views_dtype
@@ -64,7 +65,8 @@ class Step:
         self._share_buffers = share.get(config.distributed.sync_bn)
         own_rule = type(self.method).test_head is not Method.test_head
         several = isinstance(head_of(student), MultiHead | UnitRows)
-        self._plain = plain_copy(self.average.module) if own_rule or several else None
+        plain = not (own_rule or several or config.model.lora_rank)
+        self._plain = None if plain else plain_copy(self.average.module)
         side, device = setup.dataset.image_size, setup.ranks.device
         image = torch.ones(1, 3, side, side, dtype=views_dtype(config), device=device)
         image = image.contiguous(memory_format=torch.channels_last)
@@ -168,7 +170,8 @@ class Step:
 
         Returns:
             float [n, 3, H, W] to logits [n, K], of the weights as they are now; evaluation mode.
-            For a method with one head and no rule of its own it is the average itself.
+            For a method with one head and no rule of its own it is the average itself; LoRA is
+            merged.
         """
         average = self.average.module
         if self._plain is None:
@@ -177,7 +180,7 @@ class Step:
         whole = average if self._backbone is None else nn.Sequential(self._backbone, average)
         heads = Heads(*head_tensors(average, self.method.num_classes))
         weight, bias = self.method.test_head(heads, whole) or heads.plain(0)
-        state, head = average.state_dict(), head_of(self._plain)
+        state, head = merged_state(average), head_of(self._plain)
         assert isinstance(head, nn.Linear)
         for name, tensor in self._plain.state_dict(keep_vars=True).items():
             if tensor is not head.weight and tensor is not head.bias:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from simpro_fast.config.schema import OptimConfig
 from simpro_fast.models.head import MethodParameters, freeze_backbone, outside_backbone
+from simpro_fast.models.lora import lora_layers
+from simpro_fast.models.timm_nets import layers_of
 from simpro_fast.utils.errors import ConfigError
 
 _NORM_LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
@@ -22,6 +25,7 @@ def param_groups(
     weight_decay: float,
     backbone_lr_scale: float = 1.0,
     decay_shortcut_norm: bool = False,
+    layer_decay: float = 1.0,
 ) -> list[dict[str, Any]]:
     """Optimizer groups: weights with decay; biases and everything in norm layers without.
 
@@ -32,17 +36,13 @@ def param_groups(
 
     Returns:
         Dictionaries with `params`, `weight_decay` and `lr_scale`, for a torch optimizer and
-        `set_learning_rate`. With a `backbone_lr_scale` other than 1 two of the backbone, which
-        have that scale, then two of the head and the method with scale 1.
+        `set_learning_rate`; at most two for each scale of `_lr_scales`, from the lowest up.
+
+    Raises:
+        ConfigError: see `layers_of`.
     """
-    head: set[nn.Parameter] = set()
-    if backbone_lr_scale != 1:
-        head.update(outside_backbone(model))
-    groups: list[dict[str, Any]] = [
-        {"params": [], "weight_decay": decay, "lr_scale": scale}
-        for scale in (backbone_lr_scale, 1.0)
-        for decay in (weight_decay, 0.0)
-    ]
+    scales = _lr_scales(model, backbone_lr_scale, layer_decay)
+    groups: defaultdict[tuple[float, bool], list[nn.Parameter]] = defaultdict(list)
     seen: set[nn.Parameter] = set()
     for path, module in model.named_modules():
         decayed_norm = decay_shortcut_norm and path.endswith("downsample.1")
@@ -53,20 +53,45 @@ def param_groups(
             seen.add(parameter)
             norm = isinstance(module, _NORM_LAYERS) and not decayed_norm
             exempt = norm or name.endswith("bias") or (of_method and parameter.dim() < 2)
-            groups[2 * (parameter in head) + exempt]["params"].append(parameter)
-    return [group for group in groups if group["params"]]
+            groups[scales[parameter], exempt].append(parameter)
+    return [
+        {"params": groups[key], "weight_decay": 0.0 if key[1] else weight_decay, "lr_scale": key[0]}
+        for key in sorted(groups)
+    ]
+
+
+def _lr_scales(
+    model: nn.Module, backbone_lr_scale: float, layer_decay: float
+) -> dict[nn.Parameter, float]:
+    """What the learning rate of each parameter is multiplied with.
+
+    1 outside the backbone; in its layer l of 0 .. L, counted with the head as the last one,
+    backbone_lr_scale * layer_decay ** (L - l).
+    """
+    layers = layers_of(model, layer_decay) if layer_decay != 1 else {}
+    last = max(layers.values(), default=0)
+    scales = {
+        parameter: backbone_lr_scale * layer_decay ** (last - layers.get(name, last))
+        for name, parameter in model.named_parameters()
+    }
+    return scales | dict.fromkeys(outside_backbone(model), 1.0)
 
 
 def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimizer:
     """SGD (Nesterov where there is momentum) or AdamW over `param_groups`, torch's own.
 
     The rate of each step comes from `learning_rate`; the caller sets it by `set_learning_rate`.
-    With a `backbone_lr_scale` of 0 the backbone is frozen here, see `freeze_backbone`.
+    With a `backbone_lr_scale` of 0 or with LoRA the backbone is frozen here, see
+    `freeze_backbone`.
     """
-    if optim.backbone_lr_scale == 0:
+    if optim.backbone_lr_scale == 0 or any(lora_layers(model)):
         freeze_backbone(model)
     groups = param_groups(
-        model, optim.weight_decay, optim.backbone_lr_scale, optim.decay_shortcut_norm
+        model,
+        optim.weight_decay,
+        optim.backbone_lr_scale,
+        optim.decay_shortcut_norm,
+        optim.layer_decay,
     )
     # One kernel on CUDA. On CPU the fused step rounds an element by its place in a vector, so that
     # ZeRO's flat parts would part from whole weights by the last bit.
