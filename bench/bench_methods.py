@@ -50,7 +50,7 @@ LAST_PHASE: dict[str, dict[str, Any]] = {
     "darp": {"refine_after": 0.0, "refine_every": 10},
     "adello": {"distill_after": 0.0},
     "cossl": {"cotrain_after": 0.0},
-    "cpg": {"warmup": 1, "window": 10**6, "min_votes": 0},
+    "cpg": {"warmup": 1, "window": 10**6},
 }
 
 

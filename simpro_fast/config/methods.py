@@ -292,7 +292,7 @@ class CoSSLConfig(MethodConfig):
 
 
 class CPGConfig(MethodConfig):
-    """CPG: images with stable pseudo-labels join the labeled ones; as far as it is known."""
+    """CPG (NeurIPS 2025): images with stable pseudo-labels join the labeled ones."""
 
     paper_views = (1, 1)
     name: str = "cpg"
@@ -300,14 +300,18 @@ class CPGConfig(MethodConfig):
     """Periods before images vote."""
     window: int = Field(5, ge=1, le=10**6)
     """Periods of voting before images are accepted anew."""
-    min_votes: int = Field(12, ge=0, le=10**6)
-    """An image with more votes than these in a window may be accepted."""
+    vote_share: float = Field(0.07, ge=0, lt=1)
+    """An image that votes in more than this share of an image's mean number of draws in a window
+    may be accepted."""
     copies: float = Field(10.0, ge=0, le=1000)
     """Noisy features of an image of a class as large as the one at the lower third."""
     noise: float = Field(1.0, ge=0, le=100)
-    """Their noise, for a class whose features all point one way."""
+    """Their noise, summed over the classes."""
     smoothing: float = Field(0.1, ge=0, lt=1)
-    """Label smoothing of the main head."""
+    """Label smoothing of the main head; a vote needs 1 - smoothing of the threshold."""
+    mean_over: Literal["images", "terms"] = "images"
+    """Divisor of the main head's labeled loss: the expected number of features and noisy copies, or
+    that of the batch, as in the published code (each rank and micro-batch by its own)."""
 
 
 class UnknownMethodConfig(MethodConfig):

@@ -34,7 +34,8 @@ def micro_batches(given: dict[str, Tensor], parts: int) -> Iterator[dict[str, Te
     for part in range(parts):
         small = {}
         for name, rows in given.items():
-            images = labeled if name == "targets" or name.endswith("_labeled") else unlabeled
+            of_labeled = name in ("targets", "labeled_positions") or name.endswith("_labeled")
+            images = labeled if of_labeled else unlabeled
             views, size = rows.view(-1, images, *rows.shape[1:]), images // parts
             small[name] = views[:, part * size : (part + 1) * size].flatten(0, 1)
         yield small

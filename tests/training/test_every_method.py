@@ -41,7 +41,7 @@ EARLY: dict[str, dict[str, Any]] = {
     "darp": {"refine_every": 1},
     "adello": {"distill_after": 0.4},
     "cossl": {"cotrain_after": 0.4},
-    "cpg": {"warmup": 1, "window": 1, "min_votes": 0},
+    "cpg": {"warmup": 1, "window": 1, "vote_share": 0.0},
 }
 
 
