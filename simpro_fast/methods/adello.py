@@ -69,7 +69,7 @@ class ADELLO(Method):
         targets, weak = self._checked_targets(targets), logits_weak.detach()
         dtype = prior_dtype(weak)
         power = 1 - (1 - self.power_min) * self.progress**2
-        log_p = self.p.log()
+        log_p = self.p.clamp_min(PRIOR_FLOOR).log()
         log_q = (power * log_p).log_softmax(0)
         shift = (log_p - log_q).to(dtype)
         labeled = adjusted_cross_entropy(
