@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from simpro_fast.answers.estimation.bayesian import bayesian_shares
+from simpro_fast.answers.estimation.calibration import chance_warning
 from simpro_fast.answers.estimation.point_shares import black_box_shares, em_shares
 from simpro_fast.answers.model import TrainedModel
 from simpro_fast.answers.predict import Unreadable, classify, item_pixels
@@ -193,6 +194,8 @@ def _doubts(names: Sequence[str], confusion: np.ndarray, estimate: dict[str, Any
             f"no validation image of {_some(missing)}: what these are taken for is a guess, and "
             "their intervals are wide"
         )
+    if chance := chance_warning(confusion):
+        found.append(chance)
     if not estimate["consistent"]:
         found.append(
             "the predicted classes contradict the validation images: these are confused otherwise "

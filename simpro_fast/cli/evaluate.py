@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from simpro_fast.answers.assess import assess
+from simpro_fast.answers.estimation.calibration import chance_warning
 from simpro_fast.answers.labeled import labeled_logits, run_test_logits
 from simpro_fast.answers.model import load_model
 from simpro_fast.answers.prior_file import chosen_prior
@@ -116,7 +117,9 @@ def _run(options: argparse.Namespace, files: Files) -> int:
     elif not options.quiet:
         for line in _lines(document):
             print(line)  # names in it are made fit to be shown
-    notes = [*found.notes, *(f"written: {folder / name}" for name in written)]
+    chance = chance_warning(priors["none"]["confusion"])
+    notes = [f"warning: {chance}"] if chance else []
+    notes += [*found.notes, *(f"written: {folder / name}" for name in written)]
     images = len(found.targets) + found.unreadable.count
     return conclude(options, notes, found.unreadable, images)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from simpro_fast.answers.estimation.calibration import chance_warning
 from simpro_fast.answers.hub_folder import read_card, write_hub_folder
 from simpro_fast.answers.model import load_model
 from simpro_fast.answers.onnx_file import check_onnx_packages, write_onnx
@@ -80,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         written["hub"] = [str(path) for path in files]
         if not options.quiet and not options.json:
             show(f"{options.hub}: {', '.join(path.name for path in files)}")
+    if not options.quiet and (chance := chance_warning(model.file.confusion)):
+        show(f"warning: {chance}", file=sys.stderr)
     if options.json:
         print(json.dumps(written, indent=1))
     return DONE

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from simpro_fast.answers.estimation.calibration import chance_warning
 from simpro_fast.answers.model import TrainedModel, load_model
 from simpro_fast.answers.outputs import Outputs
 from simpro_fast.answers.predict import (
@@ -304,6 +305,8 @@ class _Run:
         notes = [f"ignored: {line}" for line in self._sources.ignored.lines()]
         if repeats:
             notes.append(f"note: {repeats:,} image(s) were named before; they have a row each time")
+        if chance := chance_warning(self._model.file.confusion):
+            notes.append(f"warning: {chance}")
         if options.output is not None:
             notes.append(f"{counts.images:,} predictions in {options.output}")
         return conclude(options, notes, counts.unreadable, counts.images)

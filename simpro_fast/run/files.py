@@ -43,6 +43,7 @@ class SharesEstimate(FileSchema):
     images: Count | None = None
     unreadable: Count | None = None
     converged: bool | None = None
+    consistent: bool | None = None
     rows: list[ShareRow] | None = None
 
 

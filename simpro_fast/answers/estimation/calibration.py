@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.special import log_softmax, ndtri
@@ -47,6 +47,30 @@ def mean_interval(correct: np.ndarray, count: np.ndarray) -> tuple[float, float]
     images = mean * (1 - mean) / variance if variance > 0 else float(count.sum())
     low, high = wilson_interval(np.array(mean * images), np.array(images))
     return float(low), float(high)
+
+
+def chance_warning(confusion: Sequence[Sequence[int]] | np.ndarray | None) -> str | None:
+    """What to say of a network that may as well guess; None where it is better than that.
+
+    Whoever gives every image one class, or classes at random, has a mean accuracy over K classes of
+    1 / K, whatever the images are; so that is chance, and the interval of the mean must lie above.
+
+    Args:
+        confusion: test images [K, K], rows true, columns predicted; None: nothing is known.
+    """
+    counts = np.zeros((1, 1)) if confusion is None else np.asarray(confusion)
+    present = counts.sum(axis=1) > 0
+    bounds = mean_interval(np.diag(counts), counts.sum(axis=1))
+    chance = 1 / max(1, int(present.sum()))
+    if confusion is None or present.sum() < 2 or bounds is None or bounds[0] > chance:
+        return None
+    mean = float((np.diag(counts)[present] / counts.sum(axis=1)[present]).mean())
+    return (
+        f"this network has not learned to tell the classes apart (mean accuracy of the classes "
+        f"{100 * mean:.1f} %, {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f}; by chance "
+        f"{100 * chance:.1f} %); pretrained weights, larger images or more labels help, and more "
+        "steps while the accuracy rises"
+    )
 
 
 def expected_calibration_error(

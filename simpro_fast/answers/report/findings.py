@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from simpro_fast.answers.estimation.calibration import chance_warning
 from simpro_fast.answers.report.runs import kl_of_uniform
 
 FEW_LABELS = 5
@@ -81,8 +82,12 @@ def _sentence(
     top = order[:_NAMED]
     truth = summary.get("pi_u_true")
     if shares[order[0]] < 1.5 / len(shares):
-        said = "the unlabeled images are spread over all classes, none far above the others"
         top = top[:1]
+        said = "the unlabeled images are spread over all classes, none far above the others"
+        if bounds is None:
+            said = "by pi_u, whose error is unknown, " + said
+        elif max(bound.high for bound in bounds) > 2 / len(shares):
+            said = "the shares of the classes cannot be told apart yet"
         said += (
             f"; the most frequent is {_class(summary, top[0])} ({_share(top[0], shares, bounds)})"
         )
@@ -98,12 +103,16 @@ def _sentence(
 
 def _warnings(summary: dict[str, Any], bounds: Sequence[Interval] | None) -> list[str]:
     found = []
+    if (chance := chance_warning(summary.get("confusion"))) is not None:
+        found.append(chance)
     if bounds is None:
         found.append(
             "the estimate has no intervals: pi_u is a by-product of training, its error unknown"
         )
     elif summary["shares"].get("converged") is False:
         found.append("the sampling behind the intervals has not converged")
+    elif summary["shares"].get("consistent") is False:
+        found.append("the predicted classes contradict the test images: the intervals do not hold")
     labeled = summary.get("labeled_counts")
     few = [k for k, count in enumerate(labeled or ()) if count < FEW_LABELS]
     if few:

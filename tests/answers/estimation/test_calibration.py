@@ -6,6 +6,7 @@ from scipy.stats import binomtest
 from sklearn.metrics import log_loss
 
 from simpro_fast.answers.estimation.calibration import (
+    chance_warning,
     expected_calibration_error,
     fit_temperature,
     mean_interval,
@@ -38,6 +39,18 @@ def test_interval_of_the_class_mean_covers_and_ignores_absent_classes():
     assert low < 2 / 3 < high and high - low > 0.5
     assert mean_interval([7, 7], [7, 7])[1] == 1
     assert mean_interval([0, 0], [0, 0]) is None
+
+
+def test_a_network_that_may_as_well_guess_is_said_to():
+    rng = np.random.default_rng(0)
+    one_class = np.zeros((4, 4), int)
+    one_class[:, 2] = (80, 40, 10, 5)
+    assert "by chance 25.0 %" in chance_warning(one_class)
+    guesses = rng.multinomial([50, 20, 20, 10], np.full((4, 4), 0.25))
+    assert "has not learned" in chance_warning(guesses)
+    learned = rng.multinomial([50, 20, 20, 10], 0.3 * np.eye(4) + 0.175)
+    assert chance_warning(learned) is None
+    assert chance_warning(None) is None and chance_warning([[5, 0], [0, 0]]) is None
 
 
 def test_calibration_error_by_hand():

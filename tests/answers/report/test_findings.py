@@ -48,7 +48,11 @@ def test_even_shares_are_not_called_mostly_one_class() -> None:
     found = finding(summary(pi_u=[0.24, 0.25, 0.25, 0.26]))
     assert found is not None
     assert "spread over all classes" in found.sentence and "mostly" not in found.sentence
-    assert "name3 (26 %)" in found.sentence
+    assert "name3 (26 %)" in found.sentence and found.sentence.startswith("By pi_u")
+    even = [0.24, 0.25, 0.25, 0.26]
+    sharp, wide = (finding(summary(shares=shares(even, half))) for half in (0.05, 0.3))
+    assert sharp is not None and sharp.sentence.startswith("The unlabeled images are spread over")
+    assert wide is not None and "cannot be told apart yet" in wide.sentence
 
 
 @pytest.mark.parametrize(
@@ -57,6 +61,11 @@ def test_even_shares_are_not_called_mostly_one_class() -> None:
         ({}, "no intervals"),
         ({"shares": {**shares(), "rows": shares()["rows"][:3]}}, "no intervals"),
         ({"shares": {**shares(), "converged": False}}, "has not converged"),
+        ({"shares": {**shares(), "consistent": False}}, "contradict the test images"),
+        (
+            {"shares": shares(), "confusion": [[0, 9, 0, 0]] * 4},
+            "has not learned to tell the classes apart",
+        ),
         (
             {"shares": shares(), "labeled_counts": [90, 50, 4, 2]},
             "name2 and class name3: fewer than 5",
