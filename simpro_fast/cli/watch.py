@@ -73,13 +73,14 @@ def overview(paths: Sequence[Path]) -> tuple[Table, bool]:
         UserError: there is none, or a file of one is damaged.
     """
     titles = (title for title, _ in _COLUMNS.values())
-    table = plain_table("run", "seed", "method", "step", *titles, "last row")
+    # What matters most comes first: a narrow terminal cuts off the end.
+    table = plain_table("run", "seed", "method", "step", "last row", *titles)
     left = False
     for path in find_runs(paths):
         try:
             run = load_run(path)
         except UserError:  # of one that has only begun, or a damaged one, which `report` names
-            table.add_row(printable(path), *[""] * (len(_COLUMNS) + 3), "none yet")
+            table.add_row(printable(path), "", "", "", "none yet", *[""] * len(_COLUMNS))
             left = True
             continue
         left |= bool(run.state)
@@ -90,8 +91,8 @@ def overview(paths: Sequence[Path]) -> tuple[Table, bool]:
             str(summary["seed"]),
             METHOD_TITLES.get(summary["method"], str(summary["method"])),
             f"{summary['steps']}/{run.config.get('train', {}).get('steps', summary['steps'])}",
-            *(_number({**last, "top1": summary["top1"]}, key) for key in _COLUMNS),
             _age(path / METRICS) if run.state else "finished",
+            *(_number({**last, "top1": summary["top1"]}, key) for key in _COLUMNS),
         )
     return table, left
 

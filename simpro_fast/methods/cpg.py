@@ -65,7 +65,8 @@ class CPG(Method):
     (there two passes over the new list); a class that was not drawn keeps its m_k, at first 1. The
     c_k copies of an image share their noise e, as the number of rows of a step is fixed: in
     expectation the same. Votes are counted against `vote_share` of the mean number of draws (there
-    more than 12, of 130 to 223 in its CIFAR settings). Augmentation and the network are of its own protocol.
+    more than 12, of 130 to 223 in its CIFAR settings). Augmentation and the network are of its own
+    protocol.
 
     A class without labeled images counts as one with a single one in pi_cur and n. mask and pi_u
     are of the images that vote, or would.
