@@ -109,8 +109,7 @@ def table(found: dict[Key, float]) -> str:
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in (*ALONE, *ROWS):
         cells = [[found[k] for s in seeds if (k := (row, d, s)) in found] for d in DISTRIBUTIONS]
-        whole = len({len(cell) for cell in cells}) == 1
-        cells.append([statistics.fmean(v) for v in zip(*cells, strict=True)] if whole else [])
+        cells.append(over_distributions(cells))
         lines.append(f"| {row} | {' | '.join(map(mean, cells))} |")
     for rival in RIVALS:
         lines.append(f"| **Paired difference to {rival}** |" + " |" * (len(head) - 1))
@@ -133,9 +132,14 @@ def paired(
         ]
         for d in DISTRIBUTIONS
     ]
-    whole = len({len(cell) for cell in cells}) == 1
-    means = [statistics.fmean(values) for values in zip(*cells, strict=True)] if whole else []
-    return [*cells, means]
+    return [*cells, over_distributions(cells)]
+
+
+def over_distributions(cells: Sequence[list[float]]) -> list[float]:
+    """Of each split seed the mean over the distributions; nothing while some runs are missing."""
+    if len({len(cell) for cell in cells}) > 1:
+        return []
+    return [statistics.fmean(values) for values in zip(*cells, strict=True)]
 
 
 def main() -> int:

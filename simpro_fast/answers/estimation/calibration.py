@@ -58,13 +58,13 @@ def chance_warning(confusion: Sequence[Sequence[int]] | np.ndarray | None) -> st
     Args:
         confusion: test images [K, K], rows true, columns predicted; None: nothing is known.
     """
-    counts = np.zeros((1, 1)) if confusion is None else np.asarray(confusion)
-    present = counts.sum(axis=1) > 0
-    bounds = mean_interval(np.diag(counts), counts.sum(axis=1))
-    chance = 1 / max(1, int(present.sum()))
-    if confusion is None or present.sum() < 2 or bounds is None or bounds[0] > chance:
+    if confusion is None:
         return None
-    mean = float((np.diag(counts)[present] / counts.sum(axis=1)[present]).mean())
+    correct, count = np.diag(confusion), np.sum(confusion, axis=1)
+    present, bounds = count > 0, mean_interval(correct, count)
+    if bounds is None or present.sum() < 2 or bounds[0] > (chance := 1 / int(present.sum())):
+        return None
+    mean = float((correct[present] / count[present]).mean())
     return (
         f"this network has not learned to tell the classes apart (mean accuracy of the classes "
         f"{100 * mean:.1f} %, {100 * bounds[0]:.1f} to {100 * bounds[1]:.1f}; by chance "
