@@ -47,6 +47,11 @@ VERBS = {
         "train a network; launch/train.py under deepspeed or torchrun",
         "digits_lt/reversed train.steps=200",
     ),
+    "keys": Verb(
+        "training",
+        "the keys of the configuration: type, default, meaning",
+        "optim",
+    ),
     "watch": Verb(
         "training",
         "a table of runs while they train, redrawn every few seconds",

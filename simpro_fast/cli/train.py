@@ -28,8 +28,8 @@ EPILOG = """\
 Exit code: 0 done, 1 failed, 2 wrong usage, a wrong configuration or an output that cannot be
 written, 75 preempted (run it again), 130 interrupted.
 
-Keys, for key.sub=value and YAML files; simpro-fast train CONFIG --print-config shows their values,
-configs/README.md the shipped configurations, docs/methods.md the keys of the methods:
+Keys, for key.sub=value and YAML files; simpro-fast keys KEY says what one means, simpro-fast train
+CONFIG --print-config shows all values, configs/README.md the shipped configurations:
 """
 
 

@@ -26,6 +26,7 @@ class DataConfig(Section):
     image_size: int | None = Field(None, gt=0, le=4096)
     """Side in pixels; None: the set's own."""
     mean: Statistics | None = None
+    """Of each channel, on the scale 0 .. 1; goes with `std`."""
     std: Statistics | None = None
     """Of each channel, on the scale 0 .. 1; both or none. None: what `model.weights` expect where
     that is known (timm's networks), else the set's own."""
@@ -39,6 +40,8 @@ class DataConfig(Section):
     gamma_unlabeled: float | None = Field(None, ge=1)
     """Imbalance ratio of the unlabeled set; None: the same as `gamma_labeled`."""
     unlabeled_distribution: Distribution = "consistent"
+    """Order of the classes in the unlabeled set, from many images to few: as in the labeled set,
+    equal numbers, reversed, most in the middle, most at both ends, or drawn by the seed."""
     labeled_fraction: float | None = Field(None, gt=0, lt=1)
     """Share of every class that is labeled, the rest is unlabeled (ImageNet); instead of
     `labeled_max` and `unlabeled_max`."""

@@ -58,7 +58,9 @@ class OptimConfig(Section):
     """Optimizer and learning rate; the rate is a pure function of the step."""
 
     name: Literal["sgd", "adamw"] = "sgd"
+    """Optimizer."""
     lr: float = Field(0.03, gt=0, le=1e6)
+    """Learning rate of the head, and of the backbone times `backbone_lr_scale`, at its highest."""
     backbone_lr_scale: float = Field(1.0, ge=0, le=1000)
     """All weights but the head's learn at lr times this. 0 freezes them, batch norm's running
     statistics included."""
@@ -68,6 +70,7 @@ class OptimConfig(Section):
     momentum: float = Field(0.9, ge=0, lt=1)
     """SGD momentum; beta1 of AdamW."""
     nesterov: bool = True
+    """Nesterov momentum of SGD."""
     weight_decay: float = Field(5e-4, ge=0)
     """Not applied to biases and normalisation layers."""
     decay_shortcut_norm: bool = False
@@ -75,6 +78,7 @@ class OptimConfig(Section):
     schedule: Literal["cosine_7_16", "cosine", "constant"] = "cosine_7_16"
     """cosine_7_16: lr * cos(7 pi i / 16 T), which ends at 0.195 lr."""
     warmup_steps: int = Field(0, ge=0)
+    """Steps over which the rate rises linearly from 0 first."""
     grad_clip: float | None = Field(None, gt=0)
     """Largest global gradient norm."""
 
@@ -83,9 +87,11 @@ class TrainConfig(Section):
     """Length, EMA, precision."""
 
     steps: int = Field(43_000, gt=0, le=10**9, **LENGTH)
+    """Steps of the run."""
     period: int = Field(500, gt=0)
     """Steps between two updates of pi_u and phi (the papers' "epoch"; not a pass over the data)."""
     ema_decay: float = Field(0.999, ge=0, lt=1)
+    """Decay of the averaged weights per step; they are what is evaluated and exported."""
     ema_warmup: bool = False
     """Decay min(ema_decay, (1 + step) / (10 + step)); short runs need it."""
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"
@@ -142,6 +148,7 @@ class EvaluateConfig(Section):
     every: int = Field(1, gt=0, **NOTHING)
     """In periods; the last step is always evaluated."""
     batch_size: int = Field(512, gt=0, **NOTHING)
+    """Images per forward pass."""
     shares_images: int = Field(20_000, ge=0, **NOTHING)
     """Most unlabeled images that the estimate of their class shares at the end of a run looks at,
     where there is a test set and at most 200 classes; 0: no estimate."""
@@ -151,6 +158,7 @@ class DistributedConfig(Section):
     """Ranks and the engine behind the step."""
 
     engine: Literal["deepspeed", "plain"] = Field("deepspeed", **ROUNDING)
+    """DeepSpeed, or PyTorch alone; they train the same network."""
     zero_stage: int = Field(0, ge=0, le=2, **ROUNDING)
     """DeepSpeed's ZeRO: 0 none, 1 shards the optimizer state, 2 gradients as well. They train the
     same network; 0 is the fastest for models of this size."""
@@ -192,19 +200,25 @@ class LogConfig(Section):
     progress: Literal["auto", "on", "off"] = Field("auto", **NOTHING)
     """A live line on a terminal; `auto`: where the output is one."""
     tensorboard: bool = Field(True, **NOTHING)
+    """Write the metrics for TensorBoard too."""
     wandb: bool | str = Field(False, **NOTHING)
     """Weights & Biases: a project name, or true for `simpro_fast`. Login and mode as usual there:
     WANDB_API_KEY, WANDB_MODE=offline."""
     figures: bool = Field(True, **NOTHING)
+    """Draw figures and the page `report/report.html` at the end."""
 
 
 class Config(Section):
     """A whole experiment."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$", **NOTHING)
+    """Of the experiment; the run lies in <output_dir>/<name>/seed<seed>."""
     seed: int = Field(1, ge=0, lt=2**63)
+    """Of initial weights and draws; which images are labeled is `data.split_seed`'s."""
     device: Literal["auto", "cpu", "cuda"] = Field("auto", **ROUNDING)
+    """auto: a GPU where there is one."""
     output_dir: FilePath = Field(Path("runs"), **NOTHING)
+    """Folder of all runs."""
     method: SerializeAsAny[MethodConfig] = SimProConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()

@@ -9,9 +9,11 @@ from importlib import import_module
 import pytest
 
 from simpro_fast.cli.entry import VERBS, main
+from simpro_fast.cli.keys import all_keys, markdown
 from simpro_fast.config import Config
 from simpro_fast.utils.errors import ConfigError
 from tests import processes
+from tests.conftest import ROOT
 
 
 def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -68,3 +70,17 @@ def test_help_of_train_lists_every_key(capsys: pytest.CaptureFixture[str]) -> No
     keys = shown(["train", "--help"], capsys).partition("Keys, ")[2]
     for dotted in Config.changes():
         assert re.search(rf"(?<!\w){dotted.rpartition('.')[2]}(?!\w)", keys), dotted
+
+
+def test_every_key_is_explained_and_the_page_is_that_of_the_schema(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    keys = all_keys()
+    assert {key.name for key in keys} >= set(Config.changes())
+    assert [key.name for key in keys if not key.text] == []
+    assert (ROOT / "docs" / "keys.md").read_text(encoding="utf-8") == markdown()
+    lr = shown(["keys", "optim.lr"], capsys)
+    assert lr.startswith("optim\n  optim.lr (number, > 0") and lr.count("\n") < 6
+    assert "method.cotrain_after" in shown(["keys", "cossl"], capsys)
+    assert main(["keys", "data.batchsize"]) == 2
+    assert "did you mean data.batch_size?" in capsys.readouterr().err
