@@ -1,5 +1,7 @@
 """The eager twin of the kernel: plain PyTorch, any device, the test oracle in float64.
 
+On CUDA it runs with impl="eager" and, compiled, "compile"; "auto" takes the Triton kernels.
+
 Legend: N images, V strong views, K classes.
 """
 

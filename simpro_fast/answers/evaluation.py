@@ -284,7 +284,7 @@ def evaluate(
 
 
 def share_of(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """First image of a rank's share of so many, and the one after its last."""
+    """Half-open range of the images, of `count`, that are this rank's."""
     return count * rank // world_size, count * (rank + 1) // world_size
 
 

@@ -97,8 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb in ("-h", "--help", "--version"):
         return _about([verb])
     if verb not in VERBS:
-        # its name before there was a release
-        near = ["shares"] if verb == "heap" else difflib.get_close_matches(verb, VERBS, n=1)
+        near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(VERBS)}"
         show(f"error: unknown verb {verb!r}; {hint}", file=sys.stderr)
         return 2

@@ -22,8 +22,15 @@ from torch import Tensor
 
 from simpro_fast.data.batch import Batch, LoaderSettings, StepCounter
 from simpro_fast.data.datasets.base import ArrayDataset
-from simpro_fast.data.sampling.draws import ShuffledOrder, Stream, below, raw_words
-from simpro_fast.data.sampling.labeled_order import Order, labeled_order
+from simpro_fast.data.sampling.draws import (
+    Order,
+    ShuffledOrder,
+    Stream,
+    below,
+    positions_of,
+    raw_words,
+)
+from simpro_fast.data.sampling.labeled_order import labeled_order
 from simpro_fast.data.splits.split import Split, with_counts
 from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.file_schema import Count, FileSchema, read_as
@@ -247,11 +254,8 @@ class FeatureLoader:
     def close(self) -> None:
         pass
 
-    def _positions(self, step: int) -> list[np.ndarray]:
-        settings = self._settings
-        place = step * settings.world_size + settings.rank
-        sizes = settings.layout.labeled, settings.layout.unlabeled
-        return [order(place * n, n) for order, n in zip(self._orders, sizes, strict=True)]
+    def _positions(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        return positions_of(self._settings, step, *self._orders)
 
     def _views(self, step: int, kind: str, count: int) -> list[Tensor]:
         """Of each image: its weak view, then its V strong ones (1 of labeled images); [count]."""

@@ -83,7 +83,7 @@ class CoSSL(Method):
         self.head_weight_decay = config.head_weight_decay
         counts = torch.tensor(setting.labeled_counts, dtype=torch.float64)
         self.register_buffer("mix_rate", 1 - counts / counts.max(), persistent=False)
-        # One row more, for what has no place.
+        # The extra row takes writes of rows without a slot, so that shapes stay static.
         self.register_buffer("queue", torch.zeros(classes * self.queue_size + 1, size))
         self.register_buffer("pushed", torch.zeros(classes, dtype=torch.int64))
         # Weight and, in the last column, bias.

@@ -85,7 +85,7 @@ class DARP(Method):
                 )
             shares = torch.tensor(config.shares, dtype=torch.float64)
         self.register_buffer("target", images * shares / shares.sum())
-        # One row more, for what has no place.
+        # The extra row takes writes of rows without a slot, so that shapes stay static.
         self.register_buffer("table", torch.full((images + 1, classes), 1 / classes))
         self.register_buffer("refined_label", torch.zeros(images, dtype=torch.int64))
         self.register_buffer("refined_confidence", torch.zeros(images))

@@ -73,7 +73,7 @@ class DASO(Method):
         self.proto_temperature = config.proto_temperature
         self.dist_temperature = config.dist_temperature
         classes, size = setting.num_classes, setting.features
-        # One row more, for what has no place.
+        # The extra row takes writes of rows without a slot, so that shapes stay static.
         self.register_buffer("queue", torch.zeros(classes * self.queue_size + 1, size))
         self.register_buffer("pushed", torch.zeros(classes, dtype=torch.int64))
         self.register_buffer("prototypes", torch.zeros(classes, size))

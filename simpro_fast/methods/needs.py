@@ -133,7 +133,7 @@ class PhaseTools(Protocol):
 
 @dataclass(frozen=True)
 class Change:
-    """Requests of a new phase to the trainer."""
+    """What a new phase asks the trainer to do."""
 
     fresh_network: bool = False
     """Start again from new weights, optimizer state and average; the learning rate starts anew."""

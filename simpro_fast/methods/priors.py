@@ -203,7 +203,7 @@ class PriorTracker(nn.Module):
         labeled = self.labeled_weight * labeled
         seen = labeled.sum() + unlabeled.sum()
         normaliser = mass.sum() + (1.0 if self.variant == "released" else 0.0)
-        keep_pi_u = (normaliser == 0) | (seen == 0)
+        keep_pi_u = (normaliser == 0) | (seen == 0) | self.pi_u_stays
         moved_pi_u = pi_u.lerp(mass / normaliser, 1 - self.momentum)
         moved_phi = phi.lerp((labeled + unlabeled) / seen, 1 - self.momentum)
         self.pi_u.copy_(torch.where(keep_pi_u, pi_u, moved_pi_u))
@@ -214,6 +214,11 @@ class PriorTracker(nn.Module):
     def prior_mass(self, unlabeled: Tensor) -> Tensor:
         """Return the unnormalised target of pi_u; `unlabeled` [K] is that of all ranks."""
         return unlabeled
+
+    @property
+    def pi_u_stays(self) -> bool:
+        """Whether `update_priors` leaves pi_u as it is."""
+        return False
 
     def normalised_pi_u(self) -> Tensor:
         """pi_u scaled to sum to 1, float64 [K]."""

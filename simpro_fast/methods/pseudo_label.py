@@ -107,6 +107,7 @@ class PseudoLabelMethod(Method):
             bool [N].
         """
         log_prior_weak, _ = self.adjustments(prior_dtype(logits_weak))
+        # The weak rows stand in for strong ones: only `max_prob` is read, by the rule of `forward`.
         found = self._pseudo_label_loss(logits_weak, logits_weak, log_prior_weak, None)
         return found.max_prob >= self._lower_bound
 

@@ -131,14 +131,10 @@ class SimPro(PseudoLabelMethod):
 
     @property
     def pi_u_stays(self) -> bool:
-        """Whether `update_priors` leaves pi_u as it is."""
         return self.given
 
     def update_priors(self) -> None:
-        before = self.pi_u.clone()
         super().update_priors()
-        if self.pi_u_stays:
-            self.pi_u.copy_(before)
         if self.all_mass is not None:
             self.all_mass.zero_()
 

@@ -68,7 +68,7 @@ class Reliability(FileSchema):
 
 
 class Summary(FileSchema):
-    """The content of `summary.json`, see `run.export.summarise`; older runs lack some of it."""
+    """The content of `summary.json`, see `training.results.summarise`; older ones lack some."""
 
     name: str
     seed: Annotated[int, Field(ge=0, lt=2**63)]

@@ -19,7 +19,7 @@ from simpro_fast.training.step import Step
 
 
 def rate_course(config: Config, method: Method, step: int) -> tuple[int, int]:
-    """Steps since the learning rate started anew, and of how many; without spans: step, all."""
+    """Step within the current learning-rate schedule, and the length of that schedule."""
     period, total = config.train.period, config.train.steps
     span = method.span_at(step // period)
     if span is None:

@@ -52,7 +52,7 @@ class TrainedRun:
     evaluation: Evaluation | None
     """Of the averaged weights as they are now; None without a test set."""
     shares: dict[str, Any] | None
-    """Estimated class shares of the unlabeled images, see `training.evaluate.estimate_shares`."""
+    """Estimated class shares of the unlabeled images, see `training.measure.unlabeled_shares`."""
     labeled_draws: list[int]
     """Labeled images drawn per class."""
     images_replaced: int

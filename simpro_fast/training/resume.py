@@ -24,7 +24,7 @@ from simpro_fast.utils.logs import FOUND_BY_ALL
 
 logger = logging.getLogger(__name__)
 
-# What `Trainer.state_dict` gives.
+# What `Checkpoints.state_dict` gives.
 STATE_PARTS: dict[str, type] = {
     "step": int,
     **dict.fromkeys(("tensors", "per_rank", "row", "config", "fingerprint"), dict),

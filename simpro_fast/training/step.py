@@ -60,7 +60,7 @@ class Step:
         self.average = ModelEMA(student, config.train.ema_decay, warmup=config.train.ema_warmup)
         self.engine: Engine = build_engine(config, student, setup.ranks)
         self._rows = setup.layout.part(setup.micro_batches).rows_by_kind
-        # Batch norms that each rank keeps for itself would part; synchronised ones are alike.
+        # Batch norms that each rank keeps for itself would diverge; synchronised ones are equal.
         share = {"average_buffers": average_buffers, False: first_rank_buffers}
         self._share_buffers = share.get(config.distributed.sync_bn)
         own_rule = type(self.method).test_head is not Method.test_head
@@ -104,7 +104,7 @@ class Step:
         for micro in batch.micro_batches(self.setup.layout, micro_batches):
             # The averaged network's features, and logits of constant images, where a method asks.
             given = self._teacher_features(micro.views) | self._constant_logits()
-            # Views to logits f(x), f(weak), f(strong).
+            # f(x), f(weak), f(strong): in one pass or in two, which batch norm notices.
             passes = forward_views(
                 self.engine, self.method, self._rows, self.setup.config.train, micro.views
             )
@@ -114,7 +114,7 @@ class Step:
                     given[f"features_{view}"] = features
             # E step: q = softmax(f(weak) + tau log pi_u), kept where max q >= threshold. Losses:
             # alpha CE(f(x) + tau log phi, y) + CE(f(strong) + tau log phi, q). The kept class mass
-            # is counted for the M step, `end_period`.
+            # is counted for the update of the priors, `end_period`.
             out = self.method(targets=micro.targets, **given, **self._by_image(micro))
             outputs.append(out)
             if len(outputs) == micro_batches and watch is not None:

@@ -118,7 +118,7 @@ class Trainer:
         return self.state.step
 
     def train_step(self) -> None:
-        """Draw the batch of this step and train on it; see `Step.step`."""
+        """Take this step's batch, drawn ahead by the loader, and train on it: `Step.step`."""
         step, config, algorithm = self.step, self.setup.config, self.algorithm
         self._begin_phase()
         self.stopwatch.start()
@@ -192,7 +192,7 @@ class Trainer:
         )
 
     def _end_period(self) -> None:
-        """The M step (pi_u and phi), and the row of metrics but for its evaluation."""
+        """Update of the priors, and the row of metrics but for its evaluation."""
         self.guard.settle()
         method, config, step = self.algorithm.method, self.setup.config, self.step
         averages = self.meter.finish(self.setup.ranks)

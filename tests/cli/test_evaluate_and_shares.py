@@ -211,7 +211,6 @@ def test_wrong_usage_is_told_before_the_work(
     picture = next((folders / "unlabeled").glob("*.png"))
     cases: list[tuple[list[object], str]] = [
         (["evaluate", config.run_dir, picture, "--output", tmp_path], "is an image; give a folder"),
-        (["heap", config.run_dir, folders], "did you mean shares?"),
     ]
     if not torch.cuda.is_available():
         cases.append((["evaluate", config.run_dir, "--device", "cuda"], "no CUDA device"))

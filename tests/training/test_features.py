@@ -162,7 +162,7 @@ def test_what_is_exported_is_the_whole_network(
         trained = trainer.algorithm.network()(cached)
     exported = load_model(config.run_dir, "cpu").logits(dataset.images[:200])
     assert_close(exported, trained, 5e-3)  # float16
-    assert trained.abs().max() > 1
+    assert trained.abs().max() > 0.5  # so that the tolerance says something
 
 
 def test_auto_makes_them_once_for_all_runs(

@@ -37,7 +37,7 @@ class _Labels:
 
 
 class ArrayLoader:
-    """One rank's batches through DALI; implements `loader.Loader`.
+    """One rank's batches through DALI; implements `data.batch.Loader`.
 
     The pipeline works up to `data.prefetch` steps ahead and in its own thread, where it calls
     `_make_views`. That counts its own steps, starting at `start_step`; labels wait in a queue until

@@ -66,7 +66,7 @@ def _read(rows: list[Row]) -> list[np.ndarray]:
 
 
 class FileLoader:
-    """One rank's batches from files; implements `loader.Loader`.
+    """One rank's batches from files; implements `data.batch.Loader`.
 
     A damaged file stops the run, or with on_bad_image=skip another image of the same set (of the
     same class, if labeled) takes its place: a pure function of seed, step, place and attempt,

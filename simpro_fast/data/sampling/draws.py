@@ -27,6 +27,8 @@ from simpro_kernels.augment.operations import LEVELS, LOWEST_LEVEL, Operation
 from simpro_fast.data.batch import AugmentConfig, LoaderSettings
 
 Array = np.ndarray
+Order = Callable[[int, int], Array]
+"""Positions for `count` places of the endless stream of draws from `start` on."""
 
 WORDS_PER_VIEW = 12
 """64-bit words of a view, a multiple of 4: 5 for the policy, 7 for crops of files (crops.py)."""
@@ -306,6 +308,15 @@ class StepDraws:
     """[(1+V)*m] rows, view-major; view 0 is the weak one."""
 
 
+def positions_of(
+    settings: LoaderSettings, step: int, labeled: Order, unlabeled: Order
+) -> tuple[Array, Array]:
+    """This rank's images of a step: positions int64 [b] in `Split.labeled`, [m] in `.unlabeled`."""
+    place = step * settings.world_size + settings.rank
+    b, m = settings.layout.labeled, settings.layout.unlabeled
+    return labeled(place * b, b), unlabeled(place * m, m)
+
+
 class StepSampler:
     """The draws of any step for one rank; calling it twice gives the same answer.
 
@@ -319,7 +330,7 @@ class StepSampler:
     def __init__(
         self,
         settings: LoaderSettings,
-        labeled_order: Callable[[int, int], Array],
+        labeled_order: Order,
         *,
         num_unlabeled: int,
         augment: AugmentConfig,
@@ -331,11 +342,13 @@ class StepSampler:
     def __call__(self, step: int) -> StepDraws:
         """This rank's draws of `step` (counted from 0)."""
         layout, b, m = self._layout, self._layout.labeled, self._layout.unlabeled
-        place = step * self._settings.world_size + self._settings.rank
+        labeled, unlabeled = positions_of(
+            self._settings, step, self._labeled_order, self._unlabeled_order
+        )
         return StepDraws(
             step=step,
-            labeled_positions=self._labeled_order(place * b, b),
-            unlabeled_positions=self._unlabeled_order(place * m, m),
+            labeled_positions=labeled,
+            unlabeled_positions=unlabeled,
             labeled_views=self._views(Stream.AUGMENT_LABELED, step, b, layout.labeled_views),
             unlabeled_views=self._views(Stream.AUGMENT_UNLABELED, step, m, 1 + layout.strong_views),
         )

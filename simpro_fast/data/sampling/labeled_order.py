@@ -13,19 +13,13 @@ beta -> 1 makes the classes equally frequent. `shuffle` serves every image once 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.sampling.draws import MASK32, ShuffledOrder, Stream, below, raw_words
+from simpro_fast.data.sampling.draws import MASK32, Order, ShuffledOrder, Stream, below, raw_words
 
 Array = np.ndarray
 _CHUNK = 1 << 20
-
-Order = Callable[[int, int], Array]
-"""(start, count) -> labeled positions int64 [count] for the places start..start+count-1 of the
-stream."""
 
 
 def class_weights(data: DataConfig, counts: Array) -> Array:
