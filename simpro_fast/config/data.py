@@ -108,7 +108,8 @@ class DataConfig(Section):
     packed: FilePath | None = Field(None, **NOTHING)
     """Array that `prepare --pack` made of the manifest's images; trains from memory."""
     holdout_per_class: int = Field(0, ge=0)
-    """Without `val`: labeled images of each class that are kept for testing, 0 for none."""
+    """Without `val`: labeled images of each class that are kept for testing, 0 for none; of a small
+    class fewer, so that one stays labeled."""
     on_bad_image: Literal["error", "skip"] = Field("error", **NOTHING)
     """A file that cannot be used stops the run; skip: it is left out, or, where that shows only in
     training, another image takes its place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from simpro_fast.data.files.decode import encoded_bytes
 from simpro_fast.data.files.manifest import Row
 from simpro_fast.data.splits.split import LISTS, Split, read_lists, with_counts
 from simpro_fast.utils.errors import ConfigError, UserError
+from simpro_fast.utils.logs import FOUND_BY_ALL
+
+logger = logging.getLogger(__name__)
 
 
 def listed_split(data: DataConfig, dataset: ArrayDataset) -> Split:
@@ -50,8 +54,11 @@ def listed_split(data: DataConfig, dataset: ArrayDataset) -> Split:
 def _hold_out(
     data: DataConfig, dataset: ImageListDataset, labeled_rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Dataset rows (kept, held out); no content is in both: copies of held-out images go."""
-    per_class, kept, held = data.holdout_per_class, [], []
+    """Dataset rows (kept, held out); no content is in both: copies of held-out images go.
+
+    One image of each class always stays labeled.
+    """
+    kept, held, untested = [], [], []
     salt = "" if data.split_seed is None else f"{data.split_seed}/"
     rows = dataset.manifest.rows
 
@@ -65,15 +72,19 @@ def _hold_out(
         contents = _contents([rows[i] for i in members])
         firsts = dict(zip(reversed(contents), reversed(members), strict=True))
         distinct = list(dict.fromkeys(contents))
-        if 0 < len(distinct) <= per_class:
-            raise ConfigError(
-                f"data.holdout_per_class={per_class}: class {name!r} has only {len(distinct)} "
-                "different labeled images; lower it or give data.val"
-            )
-        chosen = set(distinct[:per_class])
+        chosen = set(distinct[: min(data.holdout_per_class, max(0, len(distinct) - 1))])
+        if not chosen:
+            untested.append(name)
         held.append(np.sort(np.array([firsts[content] for content in chosen], np.int64)))
         rest = [i for i, content in zip(members, contents, strict=True) if content not in chosen]
         kept.append(np.sort(np.array(rest, np.int64)))
+    if untested:
+        logger.warning(
+            "data.holdout_per_class: no test image for %s, of which there is one labeled image at "
+            "most; accuracies leave them out",
+            ", ".join(map(repr, untested)),
+            extra=FOUND_BY_ALL,
+        )
     return np.concatenate(kept), np.concatenate(held)
 
 

@@ -119,8 +119,20 @@ def test_held_out_images(root: Path) -> None:
     assert make_split(data, dataset, 2).hash() == split.hash(), "the same for every seed"
     taken = names(dataset, root, split.test)
     assert taken != sorted(names(dataset, root, np.union1d(split.labeled, split.test)))[:6]
-    with pytest.raises(ConfigError, match="'owls' has only 3"):
-        make_split(config(root, val=None, holdout_per_class=3), dataset, 1)
+    wide = make_split(config(root, val=None, holdout_per_class=9), dataset, 1)
+    assert wide.labeled_counts == (1, 1, 1) and wide.test_counts == (4, 3, 2)
+
+
+def test_a_class_of_one_image_stays_untested_and_is_named(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.rmtree(root / "val")
+    _, *others = sorted((root / "labeled" / "owls").iterdir())
+    for path in others:
+        path.unlink()
+    split = load(root, val=None, holdout_per_class=2)[1]
+    assert split.labeled_counts == (3, 2, 1) and split.test_counts == (2, 2, 0)
+    assert "no test image for 'owls'" in caplog.text
 
 
 def test_val_and_holdout_exclude_each_other(root: Path) -> None:
