@@ -158,9 +158,7 @@ def test_lower_kl_is_ahead_and_equal_class_means_are_left_out() -> None:
     runs = [run_of("fixmatch", s, 70.0 + s, kl_pi_u=1.0 + s / 100) for s in (1, 2, 3)]
     runs += [run_of("simpro", s, 70.0, kl_pi_u=0.1) for s in (1, 2, 3)]
     assert {key: one.verdict for key, one in by_key(group_runs(runs)).items()} == {
-        "top1": "behind"
-        if stats.ttest_1samp([1, 2, 3], 0).pvalue < 0.05
-        else "not distinguishable",
+        "top1": "not distinguishable",  # t is 3.46, and 4.30 for two degrees of freedom
         "kl_pi_u": "ahead",
     }
     runs[0].summary["top1_class_mean"] = 20.0
