@@ -10,6 +10,7 @@ from pathlib import Path
 
 from simpro_fast.answers.report import write_report
 from simpro_fast.answers.report.groups import check_same_split, group_runs, seeds_that_differ
+from simpro_fast.answers.report.paired import left_out
 from simpro_fast.answers.report.pictures import FOLDER
 from simpro_fast.answers.report.runs import Run, find_runs, load_run
 from simpro_fast.answers.report.tables import FORMATS, experiments
@@ -76,9 +77,9 @@ def _report(found: Sequence[Path], named: Sequence[Path], options: argparse.Name
             runs.append(load_run(path))
     if options.format:
         return _print_table(runs, options.format)
-    notes = check_same_split(runs, force=options.force)
     groups = group_runs(runs)
-    notes += filter(None, map(seeds_that_differ, groups))
+    notes = check_same_split(groups, force=options.force)
+    notes += [*filter(None, map(seeds_that_differ, groups)), *left_out(groups)]
     if options.json:
         print(json.dumps(report_data(groups, notes), indent=1))
         return DONE

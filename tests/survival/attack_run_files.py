@@ -57,7 +57,7 @@ def look_at(run: Path) -> list[Group]:
     rendered(overview([run])[0], said, 100)
     runs = [load_run(run)]
     groups = group_runs(runs)
-    notes = [*check_same_split(runs), *filter(None, map(seeds_that_differ, groups))]
+    notes = [*check_same_split(groups), *filter(None, map(seeds_that_differ, groups))]
     json.dumps(report_data(groups, notes), allow_nan=False)
     print_report(groups, notes, file=said)
     views, mistakes, _ = pictures_of(runs[0])

@@ -18,7 +18,7 @@ def write_report(groups: Sequence[Group], folder: Path, notes: Sequence[str] = (
     """Draw runs into `folder`: PNG files, and `report.html` with everything in it.
 
     Args:
-        groups: of runs on one split, see `group_runs`.
+        groups: of runs that may be compared, see `check_same_split`.
         notes: what must be said before it.
 
     Returns:

@@ -11,7 +11,8 @@ from typing import Any
 from simpro_fast.answers.report.figures import Figures
 from simpro_fast.answers.report.figures.style import COLOURS
 from simpro_fast.answers.report.findings import finding, intervals, shared_warnings
-from simpro_fast.answers.report.groups import Group
+from simpro_fast.answers.report.groups import Group, labeled_columns, spread_titles
+from simpro_fast.answers.report.paired import NOT_ADJUSTED, NUMBERS, Difference, compare
 from simpro_fast.answers.report.pictures import Mistakes, TrainingViews, data_uri
 from simpro_fast.answers.report.runs import METHOD_TITLES, Run
 from simpro_fast.answers.report.terminal import ACCURACIES, duration, spread_text
@@ -19,6 +20,8 @@ from simpro_fast.utils.atomic_write import write_atomically
 from simpro_fast.utils.errors import UserError, pip_line
 
 PAGE = "report.html"
+_DRAWN = ("seed", "data.split_seed")
+"""Keys in which repetitions differ, and experiments need not."""
 _SHOWN_CLASSES = 30
 """Rows up to which a table of classes is open."""
 
@@ -67,7 +70,7 @@ def content(
     several = len(groups) > 1
     names = [str(name) for name in groups[0].summary["class_names"]]
     labeled = bool(groups[0].summary.get("labeled_counts"))
-    title = str(groups[0].summary["name"]) if not several else f"{len(groups)} experiments"
+    title = groups[0].name if not several else f"{len(groups)} experiments"
     if len(groups) == 2:
         title = " and ".join(group.label for group in groups)
     return {
@@ -77,6 +80,9 @@ def content(
         "notes": [_without_folders(note) for note in notes],
         "together": figures.together,
         "summary": _summary_table(groups),
+        "spread": spread_titles(groups),
+        "differences": _differences_table(compare(groups)),
+        "not_adjusted": NOT_ADJUSTED if len(groups) > 2 else "",
         "states": [state for group in groups for state in _states(group)],
         "shared": shared_warnings([finding(group.summary) for group in groups]),
         "priors": _prior_table(groups, names),
@@ -90,8 +96,8 @@ def content(
                 "label": group.label,
                 "runs": [_run(run) for run in group.runs],
                 "finding": finding(group.summary),
-                "seed": group.summary["seed"],
-                "seeds": len(group.runs),
+                "first": group.runs[0].repetition,
+                "repeated": len(group.runs) > 1,
                 "figures": figures.each[number],
                 "views": _views(pictures[number][0]),
                 "mistakes": _mistakes(pictures[number][1], names),
@@ -122,9 +128,27 @@ def _summary_table(groups: Sequence[Group]) -> Table:
         if set(values) != {"-"}:
             lines.append([what, *values])
     lines.append(["steps", *(f"{group.summary['steps']:,}" for group in groups)])
-    seeds = [", ".join(str(run.summary["seed"]) for run in group.runs) for group in groups]
-    lines.append(["seeds", *seeds])
+    lines.append(["runs", *(group.repetitions for group in groups)])
     return {"head": ["", *(group.label for group in groups)], "rows": lines}
+
+
+def _differences_table(found: Sequence[Difference]) -> Table | None:
+    """One row for each number of each experiment but the first."""
+    if not found:
+        return None
+    rows = [
+        [
+            one.label,
+            f"{NUMBERS[one.key].title}, {NUMBERS[one.key].unit}",
+            one.number(one.mean, "+"),
+            one.number(one.error),
+            str(len(one.values)),
+            one.verdict,
+        ]
+        for one in found
+    ]
+    head = [f"minus {found[0].other}", "", "difference", "standard error", "splits", ""]
+    return {"head": head, "rows": rows}
 
 
 def _states(group: Group) -> list[tuple[str, str]]:
@@ -132,23 +156,16 @@ def _states(group: Group) -> list[tuple[str, str]]:
     found: dict[str, list[str]] = {}
     for run in group.runs:
         if run.state:
-            found.setdefault(run.state, []).append(str(run.summary["seed"]))
-    return [
-        (f"{group.label}, seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}", state)
-        for state, seeds in found.items()
-    ]
+            found.setdefault(run.state, []).append(run.repetition)
+    return [(f"{group.label}, {'; '.join(which)}", state) for state, which in found.items()]
 
 
 def _prior_table(groups: Sequence[Group], names: Sequence[str]) -> Table:
     """Every class with its images, its true share, and the estimates."""
     summary = groups[0].summary
     truth, images = summary.get("pi_u_true"), summary.get("unlabeled_counts")
-    labeled = summary.get("labeled_counts")
-    head = ["class"] + ["labeled"] * bool(labeled) + ["images"] * bool(images)
-    head += ["true, %"] * bool(truth)
-    columns: list[list[str]] = []
-    if labeled:
-        columns.append([f"{count:,}" for count in labeled])
+    head, columns = _labeled(groups)
+    head += ["images"] * bool(images) + ["true, %"] * bool(truth)
     if images:
         columns.append([f"{count:,}" for count in images])
     if truth:
@@ -170,13 +187,18 @@ def _prior_table(groups: Sequence[Group], names: Sequence[str]) -> Table:
 
 
 def _accuracy_table(groups: Sequence[Group], names: Sequence[str]) -> Table:
-    labeled = groups[0].summary.get("labeled_counts")
-    columns = [[f"{count:,}" for count in labeled]] if labeled else []
+    head, columns = _labeled(groups)
     for group in groups:
         mean, spread = group.vector("per_class")
         columns.append([_percent(m / 100, s / 100) for m, s in zip(mean, spread, strict=True)])
-    head = ["class"] + ["labeled"] * bool(labeled) + [f"{group.label}, %" for group in groups]
+    head += [f"{group.label}, %" for group in groups]
     return {"head": head, "rows": _in_order(groups[0], names, *columns)}
+
+
+def _labeled(groups: Sequence[Group]) -> tuple[list[str], list[list[str]]]:
+    """First heads and columns of a table of classes."""
+    known = {head: counts for head, counts in labeled_columns(groups).items() if counts}
+    return ["class", *known], [[f"{count:,}" for count in counts] for counts in known.values()]
 
 
 def _in_order(group: Group, *columns: Sequence[str]) -> list[list[str]]:
@@ -231,7 +253,7 @@ def _run(run: Run) -> dict[str, Any]:
     if summary.get("seconds") is not None:
         facts["wall time"] = duration(summary["seconds"])
     facts |= _flat(environment)
-    return {"seed": summary["seed"], "facts": facts}
+    return {"which": run.repetition, "facts": facts}
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
@@ -260,7 +282,7 @@ def _differing(groups: Sequence[Group]) -> Table | None:
     flat = [_flat(group.runs[0].config) for group in groups]
     if len(groups) < 2 or not all(flat):
         return None
-    keys = dict.fromkeys(key for one in flat for key in one if key != "seed")
+    keys = dict.fromkeys(key for one in flat for key in one if key not in _DRAWN)
     rows = [[key, *(one.get(key, "-") for one in flat)] for key in keys]
     rows = [row for row in rows if len(set(row[1:])) > 1]
     return {"head": ["", *(group.label for group in groups)], "rows": rows}

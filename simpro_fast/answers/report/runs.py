@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,29 @@ class Run:
     split: dict[str, Any] = field(default_factory=dict)
     """Contents of split.json."""
 
+    @property
+    def experiment(self) -> str:
+        """The name that all repetitions share, whatever their split."""
+        return without_split_seed(str(self.summary["name"]))
+
+    @property
+    def split_seed(self) -> int | None:
+        """`data.split_seed`, which draws the split; None: the published rule, or not known."""
+        seed = self.config.get("data", {}).get("split_seed")
+        return seed if isinstance(seed, int) else None
+
+    @property
+    def split_id(self) -> str:
+        """Which images of which data are labeled, unlabeled and tested; empty where unknown."""
+        rows = self.split.get("hash") or self.environment.get("split")
+        return f"{rows} {self.environment.get('data')}" if rows else ""
+
+    @property
+    def repetition(self) -> str:
+        """What tells the run from others of its experiment: `seed 1, split seed 2`."""
+        split = "" if self.split_seed is None else f", split seed {self.split_seed}"
+        return f"seed {self.summary['seed']}{split}"
+
     def series(self, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Steps and values of one metric, without the periods where it is null.
 
@@ -71,6 +95,12 @@ class Run:
         rows = [(row["step"], row[key]) for row in self.metrics if row.get(key) is not None]
         steps, values = zip(*rows, strict=True) if rows else ((), ())
         return np.asarray(steps, dtype=np.int64), np.asarray(values, dtype=np.float64)
+
+
+def without_split_seed(name: str) -> str:
+    """A name, or a path, without the folder that a sweep makes for each `data.split_seed`."""
+    kept = (p for p in name.split("/") if not re.fullmatch(r"data\.split_seed-\w+", p))
+    return "/".join(kept) or name
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:

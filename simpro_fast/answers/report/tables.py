@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from simpro_fast.answers.report.groups import Group
+from simpro_fast.answers.report.groups import Group, spread_titles
 from simpro_fast.answers.report.runs import METHOD_TITLES, kl_of_uniform
 from simpro_fast.answers.report.terminal import spread_text
 from simpro_fast.config import flatten, load_config
@@ -34,16 +34,17 @@ NUMBERS = {
 
 
 def experiments(groups: Sequence[Group], form: str) -> str:
-    """One row for each experiment: mean and standard deviation over seeds, what is published.
+    """One row for each experiment: mean and what it spreads (`Group`), what is published.
 
     Args:
-        form: of `FORMATS`. In Markdown and LaTeX a deviation stands in the cell of its mean, and
-            the sources below; CSV has a column for each number.
+        form: of `FORMATS`. In Markdown and LaTeX a spread stands in the cell of its mean, what it
+            is in the header, and the sources below; CSV has a column for each number.
     """
     published = [published_for(group.runs[0].config) for group in groups]
     if form == "csv":
         return _csv(groups, published)
-    header = ["experiment", "method", "seeds", *(title for title, _ in NUMBERS.values())]
+    runs = f"runs (± {spread})" if (spread := spread_titles(groups)) else "runs"
+    header = ["experiment", "method", runs, *(title for title, _ in NUMBERS.values())]
     header += ["KL of a uniform guess", "published top-1 %"]
     rows = []
     for group, number in zip(groups, published, strict=True):
@@ -57,7 +58,7 @@ def experiments(groups: Sequence[Group], form: str) -> str:
             ]
         )
     sources = dict.fromkeys(number.source for number in published if number)
-    notes = ["Of the last EMA weights on the test set; mean ± standard deviation over the seeds."]
+    notes = ["Of the last EMA weights on the test set."]
     if sources:
         notes.append(
             f"Published by {'; '.join(sources)}. The paper does not say whether its numbers are of "
@@ -89,11 +90,14 @@ def latex(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _csv(groups: Sequence[Group], published: Sequence[Published | None]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    numbers = [name for key in NUMBERS for name in (key, f"{key}_std")]
+    spreads = ("std", "standard_error")
+    numbers = [name for key in NUMBERS for name in (key, *(f"{key}_{kind}" for kind in spreads))]
     beside = ("kl_uniform", "published", "published_std", "source")
-    writer.writerow(["experiment", "method", "seeds", *numbers, *beside])
+    writer.writerow(["experiment", "method", "runs", *numbers, *beside])
     for group, number in zip(groups, published, strict=True):
-        values = [value for key in NUMBERS for value in group.number(key)]
+        values = []
+        for mean, spread in map(group.number, NUMBERS):
+            values += [mean, *(spread if kind == group.spread_key else None for kind in spreads)]
         known = (number.mean, number.std, number.source) if number else (None, None, None)
         writer.writerow([*_names(group), *values, _uniform(group), *known])
     return text.getvalue()
@@ -101,7 +105,7 @@ def _csv(groups: Sequence[Group], published: Sequence[Published | None]) -> str:
 
 def _names(group: Group) -> list[str]:
     method = str(group.summary["method"])
-    return [str(group.summary["name"]), METHOD_TITLES.get(method, method), str(len(group.runs))]
+    return [group.name, METHOD_TITLES.get(method, method), group.repetitions]
 
 
 def _uniform(group: Group) -> float | None:

@@ -17,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from simpro_fast.answers.report.findings import Interval, finding, intervals, shared_warnings
-from simpro_fast.answers.report.groups import Group
+from simpro_fast.answers.report.groups import Group, labeled_columns, spread_titles
+from simpro_fast.answers.report.paired import NOT_ADJUSTED, NUMBERS, Difference, compare
 from simpro_fast.answers.report.runs import METHOD_TITLES, Run, kl_of_uniform
 from simpro_fast.utils.atomic_write import finite
 from simpro_fast.utils.printable import printable, printables
@@ -63,8 +64,9 @@ def print_report(
     """Print accuracies, the estimated class distribution of the unlabeled set, and the findings.
 
     Up to 3 experiments stand beside each other, class by class: more than 20 classes in groups of
-    neighbours (accuracies averaged, images and shares summed). Of several seeds the mean is shown,
-    with the standard deviation. Without a terminal the text has no escape codes.
+    neighbours (accuracies averaged, images and shares summed). Of several runs the mean is shown,
+    and what it spreads (`Group`); later experiments are compared with the first one, split by
+    split. Without a terminal the text has no escape codes.
 
     Args:
         notes: what must be said before it.
@@ -74,16 +76,20 @@ def print_report(
     width = shutil.get_terminal_size((100, 24)).columns
     block, mark = glyphs(out)
     parts: list[RenderableType] = [Text(f"note: {printable(note)}") for note in notes]
+    spread = [f"  \u00b1 {title}"] if (title := spread_titles(groups)) else []
     if len(groups) > _BESIDE:
-        parts += [_experiments_table(groups), ""]
+        parts += [_experiments_table(groups), *spread, ""]
         unfinished = [run for group in groups for run in group.runs if run.state]
         parts += [*map(heading, unfinished), *([""] if unfinished else [])]
+        parts += _comparison(groups, ["top1"])
     else:
         parts += [
-            *(heading(run) for group in groups for run in group.runs),
+            *(line for group in groups for line in _headings(group)),
             "",
             _accuracy_table(groups),
+            *spread,
             "",
+            *_comparison(groups),
             _class_table(groups),
             "",
             _distribution_table(groups, width, block, mark),
@@ -107,11 +113,13 @@ def report_data(groups: Sequence[Group], notes: Sequence[str]) -> dict[str, Any]
 
     def number(group: Group, key: str) -> dict[str, float | None]:
         mean, spread = group.number(key)
-        return {"mean": mean, "std": spread}
+        return {"mean": mean, "std": None, "standard_error": None, group.spread_key: spread}
 
     def vector(group: Group, key: str) -> dict[str, list[float | None]]:
         mean, spread = group.vector(key)
-        return finite({"mean": mean.tolist(), "std": spread.tolist()})
+        unknown = [math.nan] * len(mean)
+        found = {"mean": mean.tolist(), "std": unknown, "standard_error": unknown}
+        return finite(found | {group.spread_key: spread.tolist()})
 
     numbers = (*ACCURACIES.values(), "kl_pi_u", "images_per_second")
     return {
@@ -122,12 +130,13 @@ def report_data(groups: Sequence[Group], notes: Sequence[str]) -> dict[str, Any]
         "experiments": [
             {
                 "label": group.label,
-                "name": group.summary["name"],
+                "name": group.name,
                 "method": group.summary["method"],
                 "runs": [
                     {
                         "path": str(run.path),
                         "seed": run.summary["seed"],
+                        "split_seed": run.split_seed,
                         "state": run.state or "finished",
                         "steps": run.summary["steps"],
                     }
@@ -140,6 +149,19 @@ def report_data(groups: Sequence[Group], notes: Sequence[str]) -> dict[str, Any]
             }
             for group in groups
         ],
+        "differences": [_difference(one) for one in compare(groups)],
+    }
+
+
+def _difference(found: Difference) -> dict[str, Any]:
+    return {
+        "experiment": found.label,
+        "minus": found.other,
+        "number": found.key,
+        "splits": len(found.values),
+        "mean": found.mean,
+        "standard_error": found.error,
+        "verdict": found.verdict,
     }
 
 
@@ -153,18 +175,28 @@ def heading(run: Run) -> Text:
     time = f" in {duration(seconds)}" if seconds is not None else ""
     title = (f"{summary['name']}: {method}", "bold")
     progress = run.state or f"{summary['steps']:,} steps{time}{rate}"
-    return Text.assemble(title, f", seed {summary['seed']}, {progress}")
+    return Text.assemble(title, f", {run.repetition}, {progress}")
+
+
+def _headings(group: Group) -> list[Text]:
+    """The run in a line, or all of them, and those that are not finished."""
+    if len(group.runs) == 1:
+        return [heading(group.runs[0])]
+    method = METHOD_TITLES.get(group.summary["method"], group.summary["method"])
+    title = (f"{group.name}: {method}", "bold")
+    several = Text.assemble(title, f", {group.repetitions}, {group.summary['steps']:,} steps")
+    return [several, *(heading(run) for run in group.runs if run.state)]
 
 
 def finding_lines(groups: Sequence[Group]) -> list[str]:
-    """Write every group's finding, of its first seed; a warning of all comes last, once."""
+    """Write every group's finding, of its first run; a warning of all comes last, once."""
     findings = [finding(group.summary) for group in groups]
     shared, lines = shared_warnings(findings), []
     for group, found in zip(groups, findings, strict=True):
         if found is None:
             continue
-        seed = f", seed {group.summary['seed']}" if len(group.runs) > 1 else ""
-        who = f"{group.label}{seed}: " if len(groups) > 1 or seed else ""
+        which = f", {group.runs[0].repetition}" if len(group.runs) > 1 else ""
+        who = f"{group.label}{which}: " if len(groups) > 1 or which else ""
         lines.append(f"{who}{found.sentence}")
         lines += [f"warning: {text}" for text in found.warnings if text not in shared]
     return lines + [f"warning, of all: {text}" for text in shared]
@@ -179,20 +211,28 @@ def _accuracy_table(groups: Sequence[Group]) -> Table:
     return table
 
 
+def _comparison(groups: Sequence[Group], keys: Sequence[str] = tuple(NUMBERS)) -> list[str]:
+    """Lines on the differences to the first experiment."""
+    lines = [one.sentence for one in compare(groups) if one.key in keys]
+    more = [NOT_ADJUSTED] if len(groups) > 2 else []
+    return [*lines, *more, ""] if lines else []
+
+
 def _experiments_table(groups: Sequence[Group]) -> Table:
-    """One line per experiment."""
+    """One line per experiment, in the order given: a mean of few runs is no rank."""
     keys = {"overall": ("top1", 1), "few": ("few", 1), "KL": ("kl_pi_u", 3)}
-    table = plain_table("experiment", "seeds", *keys)
+    table = plain_table("experiment", "runs", *keys)
     for group in groups:
         values = (spread_text(group.number(key), digits) for key, digits in keys.values())
-        table.add_row(group.label, str(len(group.runs)), *values)
+        table.add_row(group.label, group.repetitions, *values)
     return table
 
 
 def _class_table(groups: Sequence[Group]) -> Table:
     """Accuracy of each class, or of each group of neighbours, beside its labeled images."""
     summary = groups[0].summary
-    table = plain_table("test accuracy, %", "labeled", *(group.label for group in groups))
+    labeled = labeled_columns(groups)
+    table = plain_table("test accuracy, %", *labeled, *(group.label for group in groups))
     means = [group.vector("per_class") for group in groups]
     for title, classes in _rows(summary):
         values = []
@@ -201,7 +241,8 @@ def _class_table(groups: Sequence[Group]) -> Table:
             alone = float(spread[classes[0]]) if len(classes) == 1 else math.nan
             middle = sum(known) / len(known) if known else None
             values.append(spread_text((middle, alone if math.isfinite(alone) else None), 1))
-        table.add_row(title, _total(summary.get("labeled_counts"), classes), *values)
+        images = (_total(counts, classes) for counts in labeled.values())
+        table.add_row(title, *images, *values)
     return table
 
 
@@ -284,7 +325,7 @@ def _sum(values: Sequence[float] | np.ndarray, group: range) -> float:
 
 
 def spread_text(value: tuple[float | None, float | None], digits: int) -> str:
-    """Mean and standard deviation, `-` where there is nothing."""
+    """Mean and what it spreads, `-` where there is nothing."""
     mean, spread = value
     if mean is None:
         return "-"

@@ -33,6 +33,7 @@ def make_run(
     evaluated: bool = False,
     pictures: bool = False,
     labeled_max: int = 150,
+    split_seed: int | None = None,
     **config: Any,
 ) -> Path:
     """Write a run to `path`.
@@ -63,14 +64,14 @@ def make_run(
         "name": name,
         "seed": seed,
         "method": {"name": method, "tau": 1.0, "threshold": 0.8},
-        "data": {"name": "digits", "labeled_max": labeled_max},
+        "data": {"name": "digits", "labeled_max": labeled_max, "split_seed": split_seed},
         "train": {"steps": steps, "period": PERIOD},
     }
     for section, values in config.items():
         tree.setdefault(section, {}).update(values)
     (path / "config.yaml").write_text(json.dumps(tree))
     counts = {"labeled_counts": labeled.tolist(), "unlabeled_counts": unlabeled.tolist()}
-    digest = f"{labeled_max:032x}{seed:032x}"
+    digest = f"{labeled_max:032x}{split_seed or 0:032x}"
     split = {
         "dataset": "digits",
         "class_names": names,

@@ -236,9 +236,12 @@ def test_a_seed_twice_is_two_experiments(tmp_path: Path) -> None:
 
 def test_many_experiments_have_a_line_each() -> None:
     summaries = [make_summary(name=f"toy_lt/tau_{k}", top1=80.0 - k) for k in range(10)]
-    text = printed(*summaries, make_summary(name="toy_lt/tau_0", seed=2, top1=70.0))
-    assert row_of(text, "tau_0").split()[:5] == ["tau_0", "2", "75.0", "\u00b1", "7.1"]
-    assert row_of(text, "tau_9").split()[:3] == ["tau_9", "1", "71.0"]
+    given = [summaries[k] for k in (3, 0, 9, 1, 2, 4, 5, 6, 7, 8)]
+    text = printed(*given, make_summary(name="toy_lt/tau_0", seed=2, top1=70.0))
+    assert row_of(text, "tau_0").split()[:6] == ["tau_0", "2", "seeds", "75.0", "\u00b1", "7.1"]
+    assert row_of(text, "tau_9").split()[:4] == ["tau_9", "1", "run", "71.0"]
+    # In the order given, whatever the means.
+    assert re.findall(r"^tau_(\d) ", text, re.MULTILINE)[:10] == list("3091245678")
 
 
 def test_other_splits_are_refused_by_what_differs(
@@ -295,9 +298,13 @@ def test_every_way_of_naming_runs_counts(
         assert [one["name"] for one in told["experiments"]] == list("abcd")
     summary = json.loads((Path(paths[1]) / "summary.json").read_text())
     shown = told["experiments"][1]
-    assert shown["top1"] == {"mean": summary["top1"], "std": None}
+    assert shown["top1"] == {"mean": summary["top1"], "std": None, "standard_error": None}
     assert shown["pi_u"]["mean"] == summary["pi_u"]
-    assert shown["runs"] == [{"path": paths[1], "seed": 1, "state": "finished", "steps": 600}]
+    (run,) = shown["runs"]
+    assert run == {
+        **{"path": paths[1], "seed": 1, "split_seed": None},
+        **{"state": "finished", "steps": 600},
+    }
 
 
 def test_unfinished_runs_are_shown_with_what_there_is(tmp_path: Path) -> None:

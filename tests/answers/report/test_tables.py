@@ -82,9 +82,9 @@ def runs(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("form", "row"),
     [
-        ("markdown", "| cifar10_lt/reversed | SimPro | 2 | 81.0 \N{PLUS-MINUS SIGN} 1.4 | "),
-        ("latex", r"cifar10\_lt/reversed & SimPro & 2 & 81.0 $\pm$ 1.4 & "),
-        ("csv", "cifar10_lt/reversed,SimPro,2,81.0,1.414"),
+        ("markdown", "| cifar10_lt/reversed | SimPro | 2 seeds | 81.0 \N{PLUS-MINUS SIGN} 1.4 | "),
+        ("latex", r"cifar10\_lt/reversed & SimPro & 2 seeds & 81.0 $\pm$ 1.4 & "),
+        ("csv", "cifar10_lt/reversed,SimPro,2 seeds,81.0,1.414"),
     ],
 )
 def test_report_as_a_table(

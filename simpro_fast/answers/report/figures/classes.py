@@ -42,7 +42,7 @@ class Series:
     """Number of the group, for hatch and marker; -1 for the truth."""
     values: np.ndarray
     spread: np.ndarray | None = None
-    """Standard deviation."""
+    """As `Group` says."""
 
 
 def class_width(drawn: Drawn) -> float:

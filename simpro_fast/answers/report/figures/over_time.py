@@ -88,7 +88,7 @@ def _figure(
 
 
 def _lines(axes: Axes, drawn: Drawn, key: str, scale: float) -> None:
-    """One line per group, of several seeds their mean in a band of a standard deviation."""
+    """One line per group, of several runs their mean in a band of what it spreads."""
     for index, group in enumerate(drawn.groups):
         steps, mean, spread = group.series(key)
         if not len(steps):

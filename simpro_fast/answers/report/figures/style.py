@@ -101,15 +101,15 @@ class Drawn:
         if len(self.groups) > 2:
             return f"{len(self.groups)} experiments"
         labels = " and ".join(short(group.label, 24) for group in self.groups)
-        names = [str(group.summary["name"]) for group in self.groups]
+        names = [group.name for group in self.groups]
         same = len(set(names)) == 1 and not names[0].endswith(self.groups[0].label)
         return f"{short(names[0], 32)}, {labels}" if same else labels
 
     def legend(self, index: int) -> str:
-        """The name of a group and, of several, the number of seeds."""
+        """The name of a group and, of several, the number of seeds or splits."""
         group = self.groups[index]
-        seeds = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
-        return f"{short(group.label, 34)}{seeds}"
+        repeated = f" ({group.repetitions})" if len(group.runs) > 1 else ""
+        return f"{short(group.label, 34)}{repeated}"
 
 
 def colour(index: int) -> str:
