@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from simpro_fast.answers.model import load_model
+from simpro_fast.answers.unlabeled import unlabeled_set
 from simpro_fast.cli import prepare
 from simpro_fast.cli.entry import run as run_verb
 from simpro_fast.cli.train import main as train_main
@@ -162,7 +163,9 @@ def test_other_squares_are_another_run(tiny: MakeConfig, root: Path) -> None:
     first = tiny({"name": "first", "data.interpolation": "bicubic"})
     train(first)
     changes = folders(root, **{"model.weights": str(first.run_dir / "model.safetensors")})
-    train(tiny({**changes, "train.steps": 8}))
+    short = tiny({**changes, "train.steps": 8})
+    train(short)
+    assert unlabeled_set(short.run_dir).dataset.square == Square(16, "crop", "bicubic")
     for key, value in (("data.fit", "pad"), ("data.interpolation", "bilinear")):
         with pytest.raises(ConfigError, match=rf"another configuration \({key}: "):
             train(tiny({**changes, key: value}))
