@@ -32,7 +32,7 @@ from simpro_fast.distributed.process_group import Ranks, start_ranks, stop_ranks
 from simpro_fast.models import build_model
 from simpro_fast.training.embed import BATCH, embed
 from simpro_fast.training.features import FeatureExtractor, pretrained_network
-from simpro_fast.training.setup import normalised
+from simpro_fast.training.setup import resolved_data
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.errors import UserError
 
@@ -87,7 +87,7 @@ def products(rows: tuple[int, int], features: int, classes: int) -> Callable[[],
 
 
 def measure(config: Config, ranks: Ranks, folder: Path, rounds: int) -> list[dict[str, Any]]:
-    dataset, _ = normalised(load_dataset(config.data), config)
+    dataset = load_dataset(resolved_data(config)[0])
     views = len(dataset.images) * (1 + WEAK + STRONG)
     if dataset.test_images is not None:
         views += len(dataset.test_images)

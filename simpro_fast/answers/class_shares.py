@@ -82,7 +82,7 @@ def look_at(
     size = max(1, EM_NUMBERS // classes)
     found = Predicted(np.zeros(classes, np.int64), np.zeros(classes), np.empty((0, 0)))
     reservoir, done, kept = Reservoir(size, seed), 0, np.empty((0, classes), np.float32)
-    pixels_of = partial(item_pixels, size=model.file.image_size)
+    pixels_of = partial(item_pixels, square=model.file.square)
     for chunk in classify(model, items, pixels_of, batch_size=batch_size, threads=threads):
         logits = chunk.logits[chunk.readable]
         found.predicted += np.bincount(logits.argmax(axis=1), minlength=classes)

@@ -40,6 +40,8 @@ def write_hub_folder(model: TrainedModel, card: str, folder: Path) -> list[Path]
         "model_type": "simpro_fast",
         "architectures": [file.model.name],
         "image_size": file.image_size,
+        "fit": file.fit,
+        "interpolation": file.interpolation,
         "num_channels": 3,
         "id2label": {str(k): name for k, name in enumerate(file.class_names)},
         "label2id": {name: k for k, name in enumerate(file.class_names)},

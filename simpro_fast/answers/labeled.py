@@ -91,7 +91,7 @@ def labeled_logits(
     found = _classified(
         model,
         [_item(row) for row in rows],
-        partial(item_pixels, size=model.file.image_size),
+        partial(item_pixels, square=model.file.square),
         targets,
         lambda item: item.path,
         batch_size=batch_size,

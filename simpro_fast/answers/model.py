@@ -26,7 +26,7 @@ from simpro_fast.answers.model_file import (
     ModelFile,
     read_model_file,
 )
-from simpro_fast.data.augment.crops import centre_crop, resize_crop
+from simpro_fast.data.augment.crops import whole_square
 from simpro_fast.data.files.square import read_square
 from simpro_fast.data.files.tar_index import Member
 from simpro_fast.models import build_model, needs_import
@@ -80,11 +80,11 @@ class TrainedModel:
             UserError: a file that cannot be read; names it.
             ValueError: an array of another type or shape.
         """
-        size = self.file.image_size
+        square = self.file.square
         if isinstance(picture, Member):
-            return read_square(picture, size)
+            return read_square(picture, square)
         if isinstance(picture, str | os.PathLike):
-            return read_square(Path(picture), size)
+            return read_square(Path(picture), square)
         if isinstance(picture, np.ndarray):
             shape = picture.shape
             if picture.dtype != np.uint8 or not 2 <= len(shape) <= 3 or shape[2:] not in ((), (3,)):
@@ -94,8 +94,7 @@ class TrainedModel:
             if not picture.size:
                 raise ValueError(f"an image without pixels: {list(shape)}")
             picture = Image.fromarray(picture)
-        picture = picture.convert("RGB")
-        return resize_crop(picture, centre_crop(*picture.size), size)
+        return whole_square(picture.convert("RGB"), square)
 
     @torch.inference_mode()
     def logits(self, pixels: np.ndarray | Tensor) -> Tensor:

@@ -13,6 +13,11 @@ from simpro_fast.utils.printable import printable
 
 CARD = "README.md"
 OWN = "own images"
+_FITS = {
+    "crop": "its largest centred square is scaled to {} px",
+    "pad": "its longer side is scaled to {} px",
+    "squash": "it is stretched to a square of {} px",
+}
 
 
 def model_card(file: ModelFile, summary: Mapping[str, Any], dataset: str) -> str:
@@ -79,6 +84,7 @@ def _accuracy(summary: Mapping[str, Any]) -> str:
 
 
 def _use(file: ModelFile) -> str:
+    bars = f", between bars of the colour RGB {file.square.fill}" if file.fit == "pad" else ""
     return (
         "## Use\n\n"
         "```python\n"
@@ -86,8 +92,8 @@ def _use(file: ModelFile) -> str:
         'model = load_model("FOLDER")  # that holds this file\n'
         'print(model.predict("picture.jpg")[0])\n'
         "```\n\n"
-        f"A picture becomes RGB; its largest centred square is scaled to {file.image_size} px with "
-        "an antialiased bilinear filter, and normalised per channel by mean "
+        f"A picture becomes RGB; {_FITS[file.fit].format(file.image_size)} with an antialiased "
+        f"{file.interpolation} filter{bars}, and normalised per channel by mean "
         f"{_numbers(file.mean)} and standard deviation {_numbers(file.std)} (scale 0 to 1).\n"
     )
 

@@ -15,12 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, mode
 from safetensors.torch import save
 from torch import Tensor
 
+from simpro_fast.config.data import Fit, Interpolation
 from simpro_fast.config.schema import ModelConfig
+from simpro_fast.data.augment.crops import Square
 from simpro_fast.utils.atomic_write import replacing, write_json
 from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.regular_file import no_file, read_text
 
-FORMAT = 2
+FORMAT = 3
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
 ANEW = (
     "copy or export both files again; in a run directory remove summary.json, if it is there, and "
@@ -42,7 +44,7 @@ class ModelFile(BaseModel):
         strict=True, frozen=True, extra="ignore", protected_namespaces=(), allow_inf_nan=False
     )
 
-    format: Literal[2] = 2
+    format: Literal[3] = 3
     weights_sha256: str = Field(pattern="^[0-9a-f]{64}$")
     """Of the file of the weights, see `write_weights`."""
     model: ModelConfig
@@ -52,8 +54,9 @@ class ModelFile(BaseModel):
     """In the order of the logits; they win over the order of folders."""
     image_size: int = Field(gt=0, le=4096)  # as data.image_size
     """Side in pixels of the square that the network sees."""
-    resize: Literal["centre_square_bilinear"] = "centre_square_bilinear"
-    """Largest centred square, antialiased bilinear (data/files/square.py)."""
+    fit: Fit
+    interpolation: Interpolation
+    """How a picture becomes the square, as `data.fit` and `data.interpolation`."""
     mean: Channels
     """Per channel, on the scale 0 .. 1."""
     std: Channels
@@ -75,6 +78,11 @@ class ModelFile(BaseModel):
     step: int
     commit: str | None = None
     versions: dict[str, str] = {}
+
+    @property
+    def square(self) -> Square:
+        """How a picture becomes what the network sees."""
+        return Square.of(self.image_size, self.fit, self.interpolation, self.mean)
 
     @model_validator(mode="after")
     def _check(self) -> ModelFile:

@@ -55,8 +55,9 @@ def write_onnx(model: TrainedModel, path: Path) -> float:
 
     Input `images` uint8 [n, S, S, 3] (RGB, any n), outputs `logits` and `probabilities` float32
     [n, K]. The metadata holds strict JSON: `class_names` in the order of the outputs,
-    `image_size` S, `resize`, and what a posterior under another class distribution needs (`tau`,
-    `phi`, `labeled_prior`, `pi_u`).
+    `image_size` S, `fit`, `interpolation` and `fill`, the colour of the bars of `fit` "pad" (how a
+    picture becomes the square, see docs/export.md), and what a posterior under another class
+    distribution needs (`tau`, `phi`, `labeled_prior`, `pi_u`).
 
     Args:
         model: on the CPU.
@@ -106,7 +107,9 @@ def _graph(model: TrainedModel) -> bytes:
     for name, value in (
         ("class_names", file.class_names),
         ("image_size", side),
-        ("resize", file.resize),
+        ("fit", file.fit),
+        ("interpolation", file.interpolation),
+        ("fill", file.square.fill),
         ("tau", file.tau),
         ("phi", file.phi),
         ("labeled_prior", file.labeled_prior),

@@ -15,6 +15,7 @@ import torch
 from simpro_fast.answers.model import TrainedModel
 from simpro_fast.answers.sources import Item
 from simpro_fast.answers.writers import Columns
+from simpro_fast.data.augment.crops import Square
 from simpro_fast.data.files.decode import OK, UnreadableImage
 from simpro_fast.data.files.square import read_square
 from simpro_fast.utils.errors import UserError
@@ -68,12 +69,12 @@ class Unreadable:
         return Unreadable(self.counts + other.counts, self.first or other.first)
 
 
-def item_pixels(item: Item, size: int) -> np.ndarray:
+def item_pixels(item: Item, square: Square) -> np.ndarray:
     """`read_square` of an item. Raises `UnreadableImage`."""
     image = item.image
     if image is None:
         raise UnreadableImage(Path(item.path), item.status)
-    return read_square(image, size, item.listed)
+    return read_square(image, square, item.listed)
 
 
 def classify(

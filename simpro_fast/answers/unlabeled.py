@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from simpro_fast.answers.model_file import DESCRIPTION, read_model_file
 from simpro_fast.config import Config, load_config
 from simpro_fast.config.methods import METHODS
 from simpro_fast.config.saved import read_saved_config
@@ -45,20 +46,20 @@ def square_of(images: np.ndarray, row: int) -> np.ndarray:
     """One image of an array, or one file of `FileImages`, uint8 [S, S, 3]. `UnreadableImage`."""
     if isinstance(images, FileImages):
         listed = images.rows[row]
-        return read_square(listed.image, images.shape[1], (listed.width, listed.height))
+        return read_square(listed.image, images.square, (listed.width, listed.height))
     return np.asarray(images[row])
 
 
 def unlabeled_set(run_dir: Path, *, trust_code: bool = False) -> UnlabeledSet:
-    """The images that a run was trained on, by its `config.yaml` and `split.npz`.
+    """The images that a run was trained on, by its `config.yaml`, `split.npz` and `model.json`.
 
     Args:
         trust_code: import the data set's loader and the method where they are code of somebody's
             own. Whoever wrote `config.yaml` has chosen the modules.
 
     Raises:
-        UserError: not a run directory, the data set is another one by now, or code that is not
-            trusted would be needed.
+        UserError: not the directory of a finished run, the data set is another one by now, or code
+            that is not trusted would be needed.
     """
     config_path = run_dir / "config.yaml"
     if not config_path.is_file():
@@ -76,7 +77,9 @@ def unlabeled_set(run_dir: Path, *, trust_code: bool = False) -> UnlabeledSet:
     if foreign:
         config = load_config(config_path)
     split = load_split(run_dir)
-    dataset = load_dataset(config.data)
+    file = read_model_file(run_dir / DESCRIPTION)
+    seen = {"mean": file.mean, "std": file.std, "interpolation": file.interpolation}
+    dataset = load_dataset(config.data.model_copy(update=seen))
     trained_on = read_environment(run_dir / ENVIRONMENT).get("data")
     if dataset.fingerprint() != trained_on:
         raise UserError(

@@ -64,15 +64,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from simpro_fast.data.datasets.registry import load_dataset
     from simpro_fast.distributed.process_group import start_ranks
     from simpro_fast.training.embed import embed
-    from simpro_fast.training.setup import normalised
+    from simpro_fast.training.setup import resolved_data
     from simpro_fast.utils.logs import log_to_terminal
 
     config = load_config(options.config, options.overrides)
     log_to_terminal(True)
     ranks = start_ranks(config)
-    dataset, by = normalised(load_dataset(config.data), config)
+    data, normalised_by, interpolated_by = resolved_data(config)
+    dataset = load_dataset(data)
     logger = logging.getLogger("simpro_fast")
-    logger.info("%d images, normalised by %s", len(dataset.images), by)
+    logger.info(
+        "%d images: %s; statistics: %s; interpolation: %s",
+        len(dataset.images),
+        dataset.preprocessing,
+        normalised_by,
+        interpolated_by,
+    )
     started = time.perf_counter()
     found = embed(
         config,

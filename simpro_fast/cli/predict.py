@@ -262,7 +262,7 @@ class _Run:
         for chunk in classify(
             model,
             items,
-            partial(item_pixels, size=model.file.image_size),
+            partial(item_pixels, square=model.file.square),
             batch_size=options.batch_size,
             threads=options.threads or cpu_cores(),
         ):

@@ -16,6 +16,8 @@ from simpro_fast.cli.ending import DONE, verb
 from simpro_fast.cli.parser import CommandParser
 from simpro_fast.config import load_config
 from simpro_fast.config.schema import DataConfig
+from simpro_fast.data.augment.crops import Square
+from simpro_fast.data.datasets.image_list import MEAN
 from simpro_fast.data.datasets.imagenet import IMAGENET, list_tree
 from simpro_fast.data.files.added_labels import Labeled, with_labels
 from simpro_fast.data.files.check import CACHE_NAME, check_images, nothing_to_learn_from
@@ -27,6 +29,7 @@ from simpro_fast.data.files.skipped import Ignored
 from simpro_fast.data.files.suggest_config import suggest_config
 from simpro_fast.data.files.summary import report, summary_lines
 from simpro_fast.data.pipeline.file_graph import GraphDecoder
+from simpro_fast.training.setup import resolved_data
 from simpro_fast.utils.atomic_write import check_output, replacing
 from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.file_lock import locked
@@ -92,7 +95,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--pack",
         type=_positive,
         metavar="PX",
-        help="also write one array of PX x PX images",
+        help="also write one array of PX x PX images, with --config by its data.fit and "
+        "data.interpolation",
     )
     parser.add_argument(
         "--init-config", type=Path, metavar="FILE", help="also write a configuration to train with"
@@ -139,7 +143,8 @@ def _data(options: argparse.Namespace) -> DataConfig | None:
     if options.config:
         if folders:
             raise ConfigError("--config and --labeled/--unlabeled/--val exclude each other")
-        return load_config(options.config, options.overrides).data
+        config = load_config(options.config, options.overrides)
+        return resolved_data(config)[0] if options.pack else config.data
     if options.overrides:
         first = options.overrides[0]
         if "=" not in first:
@@ -205,7 +210,8 @@ def _write_images(
     progress.close()
     problems = checked.problems()
     mode = options.on_bad_image or (data.on_bad_image if data else "error")
-    for line in summary_lines(checked, ignored, sys.stdout):
+    asked = data or DataConfig()
+    for line in summary_lines(checked, ignored, sys.stdout, asked.fit):
         print(line)
     _write_json(options.output / "report.json", report(checked, ignored))
     nothing = nothing_to_learn_from(checked)
@@ -230,12 +236,12 @@ def _write_images(
             f"fingerprint {written.usable().fingerprint()[:12]} of the list "
             "(training shows it as `data`; a run resumes only with the same)"
         )
-    packed = _pack(options, written) if options.pack else None
+    packed = _pack(options, written, asked) if options.pack else None
     if options.init_config and os.path.lexists(options.init_config):
         show(f"configuration {options.init_config} exists already, and is left as it is")
     elif options.init_config:
         with replacing(options.init_config) as file:
-            file.write(suggest_config(written.usable(), path, packed, options.pack))
+            file.write(suggest_config(written.usable(), path, asked, packed, options.pack))
         show(f"configuration {options.init_config} for a GPU; its comments explain CPU use")
     seconds = time.perf_counter() - started
     known = len(manifest.rows) - checked.decoded
@@ -257,9 +263,10 @@ def _list(options: argparse.Namespace, data: DataConfig | None) -> tuple[Manifes
     return scan_folders(data.labeled, data.unlabeled, data.val)
 
 
-def _pack(options: argparse.Namespace, manifest: Manifest) -> Path:
+def _pack(options: argparse.Namespace, manifest: Manifest, data: DataConfig) -> Path:
     path = packed_path(options.output, options.pack)
-    if is_packed(manifest, options.output, options.pack):
+    square = Square.configured(data, options.pack, MEAN)
+    if is_packed(manifest, options.output, square):
         show(f"packed {path}, up to date")
         return path
     total = len(manifest.usable().rows)
@@ -267,12 +274,13 @@ def _pack(options: argparse.Namespace, manifest: Manifest) -> Path:
     pack(
         manifest,
         options.output,
-        options.pack,
+        square,
         threads=options.threads,
         progress=lambda done: progress(done, total),
     )
     progress.close()
-    show(f"packed {path}, {total} images of {options.pack} px")
+    how = f"data.fit={square.fit}, {square.interpolation}"
+    show(f"packed {path}, {total} images of {options.pack} px ({how})")
     return path
 
 

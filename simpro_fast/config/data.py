@@ -10,6 +10,8 @@ from simpro_fast.config.section import NOTHING, ROUNDING, FilePath, FilePaths, S
 
 Range = Annotated[tuple[float, float], Strict(False)]
 Statistics = Annotated[tuple[float, float, float], Strict(False)]
+Fit = Literal["crop", "pad", "squash"]
+Interpolation = Literal["bilinear", "bicubic"]
 Distribution = Literal["consistent", "uniform", "reversed", "middle", "head_tail", "random"]
 
 
@@ -25,6 +27,13 @@ class DataConfig(Section):
     """Folder for copies that are made once (STL-10, small ImageNet); None: beside the files."""
     image_size: int | None = Field(None, gt=0, le=4096)
     """Side in pixels; None: the set's own."""
+    fit: Fit = "crop"
+    """How a picture becomes a square. crop: its largest centred square; pad: all of it, centred
+    between bars of the colour that normalises to 0, `mean` rounded to whole values of 0 .. 255;
+    squash: all of it, stretched. Pictures of one size that are squares already stay as they are."""
+    interpolation: Interpolation | None = None
+    """Antialiased filter that scales pictures; None: what `model.weights` expect where that is
+    known and one of the two (timm's networks), else bilinear."""
     mean: Statistics | None = None
     """Of each channel, on the scale 0 .. 1; goes with `std`."""
     std: Statistics | None = None

@@ -54,6 +54,8 @@ class Description(FileSchema):
     data: str
     """`ArrayDataset.fingerprint`."""
     image_size: Count
+    fit: str
+    interpolation: str
     mean: list[float]
     std: list[float]
     views: dict[str, Any]

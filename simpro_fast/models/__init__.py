@@ -22,7 +22,7 @@ from simpro_fast.models.head import (
     plain_copy,
     start_at_zero,
 )
-from simpro_fast.models.hub import weights_file, weights_statistics
+from simpro_fast.models.hub import weights_file, weights_preprocessing
 from simpro_fast.models.lora import give_lora, merged_state
 from simpro_fast.models.pretrained import PretrainedReport, load_pretrained, weights_sha256
 
@@ -53,6 +53,6 @@ __all__ = [
     "register_model",
     "start_at_zero",
     "weights_file",
+    "weights_preprocessing",
     "weights_sha256",
-    "weights_statistics",
 ]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from simpro_fast.config.schema import ModelConfig
-from simpro_fast.models.timm_nets import PREFIX, Statistics, expected_statistics
+from simpro_fast.models.timm_nets import PREFIX, Preprocessing, expected_preprocessing
 from simpro_fast.utils.errors import UserError, pip_line
 
 HUB = "hf-hub:"
@@ -33,8 +33,8 @@ def weights_file(model: ModelConfig) -> Path | None:
     raise UserError(f"model.weights={model.weights} is not in the local cache ({reasons[0]}){cure}")
 
 
-def weights_statistics(model: ModelConfig) -> Statistics | None:
-    """Mean and standard deviation that `model.weights` expect of images; None: not known.
+def weights_preprocessing(model: ModelConfig) -> Preprocessing | None:
+    """What `model.weights` expect of images; None: not known.
 
     Those of the hub's config.json, else timm's of the network's name.
     """
@@ -44,10 +44,11 @@ def weights_statistics(model: ModelConfig) -> Statistics | None:
         path, _ = _fetched(model, "config.json")
         try:
             config = json.loads(path.read_bytes())["pretrained_cfg"] if path else {}
-            return tuple(map(float, config["mean"])), tuple(map(float, config["std"]))
+            mean, std = (tuple(map(float, config[key])) for key in ("mean", "std"))
+            return Preprocessing(mean, std, config.get("interpolation"))
         except (KeyError, TypeError, ValueError):
             pass
-    return expected_statistics(model.name) if model.name.startswith(PREFIX) else None
+    return expected_preprocessing(model.name) if model.name.startswith(PREFIX) else None
 
 
 def _fetched(model: ModelConfig, name: str) -> tuple[Path | None, str]:

@@ -9,7 +9,7 @@ import difflib
 import sys
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,16 @@ from torch.func import functional_call
 from simpro_fast.utils.errors import ConfigError, UserError, pip_line
 
 PREFIX = "timm/"
-Statistics = tuple[tuple[float, ...], tuple[float, ...]]
-"""Mean and standard deviation of each channel, on the scale 0 .. 1."""
+
+
+class Preprocessing(NamedTuple):
+    """What weights expect of images."""
+
+    mean: tuple[float, ...]
+    """Of each channel, on the scale 0 .. 1."""
+    std: tuple[float, ...]
+    interpolation: str | None
+    """Name of the filter that scaled them; None: not known."""
 
 
 def build_timm(name: str, num_classes: int, image_size: int) -> nn.Module:
@@ -60,10 +68,10 @@ def build_timm(name: str, num_classes: int, image_size: int) -> nn.Module:
     return network
 
 
-def expected_statistics(name: str) -> Statistics:
-    """Mean and standard deviation that the published weights of `timm/<name>` were trained with."""
+def expected_preprocessing(name: str) -> Preprocessing:
+    """What the published weights of `timm/<name>` were trained with."""
     config = _pretrained_config(_timm(), name.removeprefix(PREFIX))
-    return tuple(config.mean), tuple(config.std)
+    return Preprocessing(tuple(config.mean), tuple(config.std), config.interpolation)
 
 
 def converted(network: nn.Module, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -42,6 +42,7 @@ def announce(
     pretrained: PretrainedReport | None,
     dataset: ArrayDataset,
     normalised_by: str,
+    interpolated_by: str,
 ) -> None:
     """Device, ranks, batches and split, on rank 0."""
     if not ranks.is_main:
@@ -75,6 +76,14 @@ def announce(
     logger.info("labeled   N=%d per class %s", len(split.labeled), list(split.labeled_counts))
     logger.info("unlabeled M=%d per class %s (%s in it)", len(split.unlabeled), truth, overlap)
     logger.info("test      %d images; split %s", len(split.test), split.hash()[:12])
+    square = dataset.square
+    logger.info(
+        "squares   %d px, data.fit=%s, %s: %s",
+        square.size,
+        square.fit,
+        square.interpolation,
+        interpolated_by,
+    )
     mean, std = (tuple(round(v, 4) for v in values) for values in (dataset.mean, dataset.std))
     logger.info("images    normalised by mean %s, std %s: %s", mean, std, normalised_by)
     if pretrained is not None:

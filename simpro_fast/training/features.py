@@ -44,6 +44,8 @@ def describe(config: Config, dataset: ArrayDataset, data: str) -> Description:
         weights=weights_sha256(file),
         data=data,
         image_size=dataset.image_size,
+        fit=dataset.fit,
+        interpolation=dataset.interpolation,
         mean=list(dataset.mean),
         std=list(dataset.std),
         views={"shift": augment.max_shift, "flip": augment.flip, "cutout": augment.cutout},

@@ -15,6 +15,7 @@ from simpro_fast.data.features import FeatureDataset
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
+from simpro_fast.training.setup import resolved_data
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.errors import ConfigError
 
@@ -42,7 +43,7 @@ def out_of_fold_logits(
             "--out-of-fold trains one network per fold, which is for cached features; set "
             "train.features=auto in the run's configuration (docs/finetuning.md)"
         )
-    dataset = load_dataset(config.data)
+    dataset = load_dataset(resolved_data(config)[0])
     split = make_split(config.data, dataset, config.seed)
     few = [k for k, count in enumerate(split.labeled_counts) if count == 1]
     if few:

@@ -211,6 +211,8 @@ def export_model(run: RunDirectory, trained: TrainedRun) -> ModelFile:
         method=config.method.name,
         class_names=dataset.class_names,
         image_size=dataset.image_size,
+        fit=dataset.fit,
+        interpolation=dataset.interpolation,
         mean=dataset.mean,
         std=dataset.std,
         labeled_prior=shares(setup.split.labeled_counts),

@@ -32,6 +32,8 @@ STATE_PARTS: dict[str, type] = {
 
 # In `fingerprint`, besides `data`, `split` and `weights`: see `ArrayDataset.files_state`.
 FILES = "files"
+# `ArrayDataset.preprocessing`: keys that are None leave it to the weights and the packed array.
+PREPROCESSING = "preprocessing"
 
 
 def agreed_fingerprint(dataset: ArrayDataset, split: Split, ranks: Ranks) -> dict[str, str]:
@@ -42,10 +44,12 @@ def agreed_fingerprint(dataset: ArrayDataset, split: Split, ranks: Ranks) -> dic
     """
     data, cut = dataset.fingerprint(), split.hash()
     sizes = f"N={len(split.labeled)}, M={len(split.unlabeled)}"
-    ranks.agree_on({"data": data[:12], "split": f"{cut[:12]} ({sizes})"})
+    made = dataset.preprocessing
+    ranks.agree_on({"data": data[:12], "split": f"{cut[:12]} ({sizes})", PREPROCESSING: made})
     # Of rank 0: copies on other machines have times of their own.
     state = dataset.files_state() if ranks.is_main else ""
-    return {"data": data, "split": cut, FILES: ranks.gather_bytes(state.encode())[0].decode()}
+    files = ranks.gather_bytes(state.encode())[0].decode()
+    return {"data": data, "split": cut, PREPROCESSING: made, FILES: files}
 
 
 def find_state(
@@ -169,6 +173,11 @@ def check_same_run(
     before = saved_config(state["config"])
     _refuse_changes(path, before, config)
     _check_weights(path, state["fingerprint"].get("weights"), config)
+    if (old := saved.get(PREPROCESSING)) != (new := fingerprint[PREPROCESSING]):
+        raise UserError(
+            f"{path} was trained on other squares ({old}; now {new}); restore what model.weights "
+            "and data.packed were, with the files beside them, or start a new run"
+        )
     if state["step"] > config.train.steps:
         raise ConfigError(
             f"{path} is at step {state['step']}, beyond train.steps={config.train.steps}; "

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import get_args
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from torch import nn
 from simpro_fast.answers.model_file import DESCRIPTION, WEIGHTS, read_model_file
 from simpro_fast.answers.prior_file import read_prior
 from simpro_fast.config import Config
+from simpro_fast.config.data import DataConfig, Interpolation
 from simpro_fast.data.batch import BatchLayout, Loader, LoaderSettings, rank_layout
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.features import FeatureDataset
@@ -33,8 +34,9 @@ from simpro_fast.models import (
     load_pretrained,
     start_at_zero,
     weights_file,
-    weights_statistics,
+    weights_preprocessing,
 )
+from simpro_fast.models.timm_nets import Preprocessing
 from simpro_fast.training.engine.base import Engine, views_dtype, weight_dtype
 from simpro_fast.training.engine.compile import compile_method, require_compiler
 from simpro_fast.training.engine.plain import PlainEngine
@@ -54,6 +56,8 @@ class Setup:
     """As the configuration makes it; a method may label unlabeled images later, see `Trainer`."""
     normalised_by: str = "the data set's own"
     """Whose mean and standard deviation `dataset` has, in words."""
+    interpolated_by: str = "the default"
+    """Likewise, whose filter scales its pictures."""
 
     @cached_property
     def needs(self) -> Needs:
@@ -123,26 +127,37 @@ def _given_prior(given: Path | tuple[float, ...], class_names: tuple[str, ...]) 
     return list(given)
 
 
-def normalised(dataset: ArrayDataset, config: Config) -> tuple[ArrayDataset, str]:
-    """The data set with the mean and standard deviation to train with, and whose they are.
+def resolved_data(config: Config) -> tuple[DataConfig, str, str]:
+    """The section `data` to load the set by: mean, std and interpolation as `model.weights` expect.
 
-    `data.mean` and `data.std`, else what `model.weights` expect, by the model.json of the run that
-    they are of or by timm, else the set's own.
+    What the section says itself stays. The weights' own are those of the model.json of the run that
+    they are of, or timm's.
+
+    Returns:
+        the section, whose mean and std stay None where they are the set's own; whose these are, and
+        whose the interpolation is, in words.
     """
     data, model = config.data, config.model
-    if data.mean is not None and data.std is not None:
-        return replace(dataset, mean=data.mean, std=data.std), "data.mean, data.std"
-    found = weights_statistics(model)
+    found = weights_preprocessing(model)
     if model.weights is not None and model.weights.name == WEIGHTS:
         described = model.weights.with_name(DESCRIPTION)
         if described.is_file():
             run = read_model_file(described)
-            found = run.mean, run.std
-    if found is None:
-        unknown = " (what model.weights expect is not known)" if model.weights else ""
-        return dataset, f"the data set's own{unknown}"
-    mean, std = (cast(tuple[float, float, float], values) for values in found)
-    return replace(dataset, mean=mean, std=std), f"those of the weights of {model.name}"
+            found = Preprocessing(run.mean, run.std, run.interpolation)
+    changes: dict[str, object] = {}
+    unknown = " (what model.weights expect is not known)" if model.weights and not found else ""
+    normalised_by, interpolated_by = f"the data set's own{unknown}", f"the default{unknown}"
+    if data.mean is not None:
+        normalised_by = "data.mean, data.std"
+    elif found:
+        changes |= {"mean": found.mean, "std": found.std}
+        normalised_by = f"those of the weights of {model.name}"
+    if data.interpolation is not None:
+        interpolated_by = "data.interpolation"
+    elif found and found.interpolation in get_args(Interpolation):
+        changes["interpolation"] = found.interpolation
+        interpolated_by = f"that of the weights of {model.name}"
+    return data.model_copy(update=changes), normalised_by, interpolated_by
 
 
 def build_student(setup: Setup, *, fresh: bool) -> tuple[nn.Module, PretrainedReport | None]:

@@ -39,7 +39,7 @@ from simpro_fast.training.metrics import (
 from simpro_fast.training.phases import begin_phase, rate_course
 from simpro_fast.training.results import TrainedRun, finish_run
 from simpro_fast.training.resume import agreed_fingerprint, find_state
-from simpro_fast.training.setup import Setup, build_run_loader, normalised
+from simpro_fast.training.setup import Setup, build_run_loader, resolved_data
 from simpro_fast.training.state import RunState
 from simpro_fast.training.step import Step, with_uniforms
 from simpro_fast.training.step_graph import build_step_graph
@@ -73,11 +73,12 @@ class Trainer:
         self.requests = requests or StopRequests()
         self.run = RunDirectory(config.run_dir)
         self.commit = git_commit()  # now: the tree may change while the run goes on
-        dataset, normalised_by = normalised(load_dataset(config.data), config)
+        data, *by = resolved_data(config)
+        dataset = load_dataset(data)
         split = make_split(config.data, dataset, config.seed)
         fingerprint = agreed_fingerprint(dataset, split, ranks)
         dataset, split = cached(config, dataset, split, fingerprint, ranks, write=write)
-        self.setup = Setup(config, ranks, dataset, split, normalised_by)
+        self.setup = Setup(config, ranks, dataset, split, *by)
         if (given := self.setup.given_prior) is not None:
             fingerprint["prior"] = hashlib.sha256(repr(given).encode()).hexdigest()
         self.state = RunState(split)
@@ -189,6 +190,7 @@ class Trainer:
             pretrained=self.algorithm.pretrained,
             dataset=setup.dataset,
             normalised_by=setup.normalised_by,
+            interpolated_by=setup.interpolated_by,
         )
 
     def _end_period(self) -> None:

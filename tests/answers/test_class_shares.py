@@ -40,6 +40,7 @@ def test_em_finds_the_shares_from_the_posterior_under_the_distribution_trained_o
     images = np.repeat(logits, np.round(100 * shares @ likelihood).astype(int), axis=0)
     file = ModelFile(
         **{"weights_sha256": 64 * "0", "model": ModelConfig(), "method": "simpro", "step": 1},
+        **{"fit": "crop", "interpolation": "bilinear"},
         **{"class_names": ("a", "b", "c"), "image_size": 8, "mean": (0.0,) * 3, "std": (1.0,) * 3},
         **{"labeled_prior": (0.8, 0.1, 0.1), "phi": tuple(phi), "pi_u": (0.3, 0.4, 0.3)},
         tau=tau,

@@ -41,7 +41,7 @@ def description(**changes: Any) -> ModelFile:
         **{"model": ModelConfig(), "method": "simpro", "class_names": names, "image_size": 32},
         **{"mean": (0.4, 0.5, 0.6), "std": (0.2, 0.25, 0.3), "labeled_prior": (0.7, 0.2, 0.1)},
         **{"phi": (0.5, 0.3, 0.2), "pi_u": (0.2, 0.3, 0.5), "tau": 2.0, "step": 7},
-        **{"weights_sha256": 64 * "0"},
+        **{"weights_sha256": 64 * "0", "fit": "crop", "interpolation": "bilinear"},
     }
     return ModelFile(**{**values, **changes})
 
@@ -89,6 +89,7 @@ def test_onnx_computes_the_same_for_any_number_of_images(
         np.testing.assert_allclose(probabilities, model.probabilities(expected), atol=1e-4)
     metadata = session.get_modelmeta().custom_metadata_map
     assert json.loads(metadata["class_names"]) == ["egret", "heron", "stork é"]
+    assert json.loads(metadata["fit"]) == "crop" and json.loads(metadata["fill"]) == [0, 0, 0]
     assert json.loads(metadata["image_size"]) == size and json.loads(metadata["tau"]) == 2.0
 
 
@@ -143,7 +144,7 @@ def other_format(model: Path) -> None:
         (["--hub", "taken"], 1, "taken: exists already"),
         (["--hub", "taken/file"], 2, "taken/file: is no folder"),
         (["--hub", "hub", "--overwrite"], 1, "README.md: does not exist; every run has a model"),
-        (["--onnx", "f"], 1, "of format 1, this version reads format 2"),
+        (["--onnx", "f"], 1, "of format 1, this version reads format 3"),
         (["--onnx", "f"], 1, "--onnx needs onnxscript: `pip install 'onnx>=1.16' "),
     ],
 )
@@ -222,3 +223,5 @@ def test_nothing_in_the_card_acts_as_markup(
     assert "<img" not in card and "\n# forged" not in card and "model-index" not in card
     calibrated = model_card(description(class_names=names, temperature=1.5), summary, "images")
     assert "temperature 1.50" in calibrated
+    padded = model_card(description(class_names=names, fit="pad"), summary, "images")
+    assert "largest centred square" in card and "bars of the colour RGB (102, 128, 153)" in padded

@@ -98,7 +98,7 @@ def test_files_and_arrays_are_seen_alike(
 def test_what_the_file_says(config: Config, model: TrainedModel) -> None:
     text = (config.run_dir / "model.json").read_text()
     content = json.loads(text)
-    assert content["format"] == 2 and content["tau"] == 1.0 and content["method"] == "simpro"
+    assert content["format"] == 3 and content["tau"] == 1.0 and content["method"] == "simpro"
     assert "weights" not in content["model"] and str(config.output_dir) not in text
     assert sum(content["labeled_prior"]) == pytest.approx(1)
     assert {"torch", "simpro_fast"} <= content["versions"].keys()
@@ -138,7 +138,7 @@ def changed(
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (edited(format=1), "of format 1, this version reads format 2"),
+        (edited(format=1), "of format 1, this version reads format 3"),
         (edited(format=None), "of no format"),
         (edited(weights_sha256=None), "weights_sha256: Field required"),
         (edited(mean=[math.nan, 0.0, 0.0]), "mean.0: Input should be a finite number"),

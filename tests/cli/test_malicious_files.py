@@ -15,6 +15,8 @@ import torch
 
 from simpro_fast.answers.report.runs import load_run
 from simpro_fast.config import Config, load_config, parse_config
+from simpro_fast.config.data import DataConfig
+from simpro_fast.data.datasets.image_list import MEAN
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.files.manifest import make_manifest
 from simpro_fast.data.files.packed import open_packed
@@ -101,7 +103,7 @@ def split_of_objects(folder: Path, trap: Trap) -> Any:
 def packed_objects(folder: Path, trap: Trap) -> Any:
     np.save(folder / "packed.npy", np.array([trap], dtype=object), allow_pickle=True)
     _write(folder / "packed.json", b"{}")
-    return open_packed(folder / "packed.npy", make_manifest(folder, []), None)
+    return open_packed(folder / "packed.npy", make_manifest(folder, []), DataConfig(), MEAN)
 
 
 def configuration_file(folder: Path, trap: Trap) -> Any:

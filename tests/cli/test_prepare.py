@@ -18,6 +18,7 @@ from PIL import Image
 from simpro_fast.cli import prepare
 from simpro_fast.config import load_config
 from simpro_fast.config.methods import METHODS
+from simpro_fast.data.augment.crops import Square
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.files import check
 from simpro_fast.data.files.decode import Facts, check_file
@@ -151,8 +152,11 @@ def test_packed_pictures_are_centred_squares(root: Path) -> None:
     index = json.loads((root / "out/packed_24.json").read_text())
     assert index == {
         "manifest_fingerprint": manifest.fingerprint(),
-        "image_size": 24,
         "images": 43,
+        "size": 24,
+        "fit": "crop",
+        "interpolation": "bilinear",
+        "fill": [0, 0, 0],
     }
     for row, pixels in zip(manifest.rows, packed, strict=True):
         with Image.open(row.path) as image:
@@ -165,6 +169,41 @@ def test_packed_pictures_are_centred_squares(root: Path) -> None:
             box = ((w - s) / 2, (h - s) / 2, (w + s) / 2, (h + s) / 2)
             expected = np.asarray(image.resize((24, 24), Image.Resampling.BILINEAR, box=box))
         assert np.array_equal(pixels, expected)
+
+
+def test_packed_by_a_configuration(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its array is what training from the files with the same configuration sees."""
+    own = root / "own.yaml"
+    assert run(root, "--pack=16", f"--init-config={own}") == 0
+    changes = ["data.fit=pad", "data.interpolation=bicubic"]
+    again = ["--config", str(own), f"--output={root}/out"]
+    again += ["--pack=16", f"--init-config={root}/pad.yaml"]
+    assert prepare.main([*again, *changes]) == 0
+    assert "0 files decoded" in capsys.readouterr().out
+    data = load_config(root / "pad.yaml").data
+    assert (data.fit, data.interpolation) == ("pad", "bicubic")
+    packed = load_dataset(data).images
+    assert np.array_equal(packed, load_dataset(data.model_copy(update={"packed": None})).images[:])
+    with pytest.raises(UserError, match=r"packed with fit pad"):
+        load_dataset(load_config(own).data)
+
+
+def test_what_the_largest_centred_square_leaves_out_is_said(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in root.glob("*/*/*"):
+        with Image.open(path) as image:
+            image.resize((40, 40)).save(path)
+    assert run(root) == 0
+    assert "data.fit=pad" not in capsys.readouterr().out, "nearly squares"
+    for number in range(42):
+        save(root / f"unlabeled/film{number}.jpg", picture(number, 64, 36))
+    assert run(root, f"--init-config={root}/own.yaml") == 0
+    (line,) = [s for s in capsys.readouterr().out.splitlines() if "data.fit=pad" in s]
+    assert re.search(r"1:1 50%, 16:9 50%.* so 2\d% of the area is not", line)
+    arguments = ["--config", f"{root}/own.yaml", f"--output={root}/out", "data.fit=pad"]
+    assert prepare.main(arguments) == 0
+    assert "data.fit=pad" not in capsys.readouterr().out
 
 
 def test_suggested_configuration_loads(root: Path) -> None:
@@ -347,9 +386,9 @@ def test_failed_packing_leaves_the_earlier_array_whole(root: Path) -> None:
     (root / "unlabeled/004.jpg").unlink()
     now = read_manifest(root / "out/manifest.csv")
     with pytest.raises(UserError, match=r"004\.jpg"):
-        pack(now, root / "out", 16, threads=1, progress=lambda done: None)
+        pack(now, root / "out", Square(16), threads=1, progress=lambda done: None)
     assert {path.name: path.read_bytes() for path in (root / "out").glob("*packed*")} == before
-    assert is_packed(earlier, root / "out", 16)
+    assert is_packed(earlier, root / "out", Square(16))
 
 
 def _prepare(arguments: list[str]) -> None:

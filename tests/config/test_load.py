@@ -44,6 +44,8 @@ def test_dump_reads_back(file: Path) -> None:
         ("threshold=0.5", ["'threshold'", "method.threshold"]),
         ("method.name=fixmtch", ["fixmtch", "'fixmatch'"]),
         ("data.unlabeled_distribution=reverse", ["'reverse'", "'reversed'"]),
+        ("data.fit=pat", ["data.fit", "'pat'", "'pad'"]),
+        ("data.interpolation=cubic", ["data.interpolation", "'cubic'", "'bicubic'"]),
         ("data.mu=2.5", ["data.mu", "2.5", "integer"]),
         ("data.batch_size=0", ["data.batch_size", "0"]),
         ("method.alpha=much", ["method.alpha", "much", "auto", "a number"]),

@@ -11,7 +11,8 @@ import torch
 
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.batch import Batch, LoaderSettings
-from simpro_fast.data.datasets.image_list import load_own_images
+from simpro_fast.data.datasets.image_list import ImageListDataset
+from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.loader import build_loader
 from simpro_fast.data.pipeline.file_loader import FileLoader
 from simpro_fast.data.splits.listed import listed_split
@@ -33,7 +34,8 @@ def loader(
     settings = {"image_size": SIDE, "batch_size": BATCH, "mu": MU, "cutout": 0}
     of_loader = {key: changes.pop(key) for key in _OF_LOADER if key in changes}
     data = DataConfig(**{"name": "images", **folders, **settings, **changes})
-    dataset = load_own_images(data)
+    dataset = load_dataset(data)
+    assert isinstance(dataset, ImageListDataset)
     built = LoaderSettings(
         data=data, labeled_views=L, strong_views=V, start_step=start, **of_loader
     )

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
 import simpro_fast
+from simpro_fast.config.data import Fit
+from simpro_fast.data.augment.crops import Square, whole_square
+from tests.conftest import ROOT
 from tests.docs.pages import SMALL, run_page
 
 FEW = ("train.period=3", "data.mu=2", "evaluate.shares_images=0")
@@ -24,6 +30,7 @@ def test_own_code(tmp_path: Path) -> None:
 
 def test_export(tmp_path: Path) -> None:
     small = ("train.steps=2", "train.period=1", "data.batch_size=8", "data.mu=2", *SMALL)
+    small += ("data.fit=pad", "data.interpolation=bicubic")
     simpro_fast.train("digits_lt/reversed", *small, f"output_dir={tmp_path / 'runs'}")
     digit = (load_digits().images[3] * 16).clip(0, 255).astype(np.uint8)
     Image.fromarray(digit).resize((40, 30)).save(tmp_path / "picture.png")
@@ -32,6 +39,19 @@ def test_export(tmp_path: Path) -> None:
     name, probability = list(said.values())[-1].split()
     assert name == model.label
     assert abs(float(probability) - model.probability) < 1e-5
+
+
+@pytest.mark.parametrize("fit", ["crop", "pad", "squash"])
+def test_export_makes_the_squares_of_evaluation(fit: Fit) -> None:
+    page = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^short, long = .*?^$", page, flags=re.DOTALL | re.MULTILINE)
+    square = Square.of(25, fit, "bilinear", (0.2, 0.4, 0.6))
+    for size in ((40, 30), (31, 64), (25, 25), (200, 3), (1, 7)):
+        image = Image.effect_noise(size, 60).convert("RGB")
+        names: dict[str, Any] = {"image": image, "side": 25, "fit": fit, "Image": Image}
+        names |= {"facts": {"fill": square.fill}, "filter": Image.Resampling.BILINEAR}
+        exec(code, names)
+        assert np.array_equal(names["square"], whole_square(image, square)), size
 
 
 def test_tutorial_digits(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def hub(folder: Path, mean: float) -> None:
     (repository / "refs" / "main").write_text("0" * 40)
     network = timm.create_model("resnet18", num_classes=7)
     save_file(network.state_dict(), snapshot / "model.safetensors")
-    config = {"pretrained_cfg": {"mean": [mean] * 3, "std": [0.25] * 3}}
+    config = {"pretrained_cfg": {"mean": [mean] * 3, "std": [0.25] * 3, "interpolation": "bicubic"}}
     (snapshot / "config.json").write_text(json.dumps(config))
 
 
@@ -132,16 +132,22 @@ def test_weights_of_the_hub_come_from_its_cache_with_their_statistics(
     for name, more in {
         "weights": {},
         "given": {"data.mean": [0.1, 0.2, 0.3], "data.std": [1.0, 1.0, 1.0]},
+        "filter": {"data.interpolation": "bilinear"},
     }.items():
         config = tiny({**changes, **more, "name": name})
         trainer = Trainer(config, start_ranks(config), write=False)
         trainer.close()
         assert trainer.algorithm.pretrained is not None
         assert trainer.algorithm.pretrained.matched == 120
-        found[name] = (trainer.setup.dataset.mean, trainer.setup.normalised_by)
+        setup = trainer.setup
+        dataset = setup.dataset
+        found[name] = (dataset.mean[0], setup.normalised_by)
+        found[name] += (dataset.interpolation, setup.interpolated_by)
+    by_weights, filtered = (f"{what} of the weights of timm/resnet18" for what in ("those", "that"))
     assert found == {
-        "weights": ((0.4, 0.4, 0.4), "those of the weights of timm/resnet18"),
-        "given": ((0.1, 0.2, 0.3), "data.mean, data.std"),
+        "weights": (0.4, by_weights, "bicubic", filtered),
+        "given": (0.1, "data.mean, data.std", "bicubic", filtered),
+        "filter": (0.4, by_weights, "bilinear", "data.interpolation"),
     }
     with pytest.raises(UserError, match=r"hf-hub:org/none is not in the local cache .*download"):
         weights_file(ModelConfig(name="timm/resnet18", weights=Path("hf-hub:org/none")))

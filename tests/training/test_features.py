@@ -323,6 +323,8 @@ def test_views_of_an_image_differ_and_are_drawn_evenly(of_backbone: MakeConfig) 
     [
         ({"model.weights": None}, "set model.weights"),
         ({"data.cutout": 2}, "made with another views"),
+        ({"data.fit": "pad"}, "made with another fit"),
+        ({"data.interpolation": "bicubic"}, "made with another interpolation"),
         ({"data.mean": [0.1] * 3, "data.std": [0.3] * 3}, "made with another mean"),
         ({"data.strong_views": 5}, "embed with --strong 5"),
         ({"train.features": "/nowhere"}, "no finished features"),

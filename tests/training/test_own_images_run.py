@@ -8,16 +8,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from simpro_fast.answers.model import load_model
+from simpro_fast.answers.unlabeled import unlabeled_set
 from simpro_fast.cli import prepare
+from simpro_fast.cli.entry import run as run_verb
 from simpro_fast.cli.train import main as train_main
 from simpro_fast.config import Config
+from simpro_fast.data.augment.crops import Square
+from simpro_fast.data.datasets.image_list import MEAN, ImageListDataset
+from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.training.trainer import Trainer
-from simpro_fast.utils.errors import UserError
+from simpro_fast.utils.errors import ConfigError, UserError
 from tests.data.image_folders import cut, picture, save, tidy
 from tests.data.tar_shards import as_shards
 from tests.equality import by_part
@@ -122,6 +130,48 @@ def test_replaced_pictures_of_the_same_names_are_noticed(
     assert train(tiny(folders(moved, **{"checkpoint.resume": named})))["steps"] == 12
     assert "it goes on with them" in caplog.text
     assert train(tiny(folders(moved, **{"train.steps": 13})))["steps"] == 13
+
+
+def test_all_see_the_same_squares(
+    tiny: MakeConfig, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is trained on, the test of a run, evaluate, load_model and predict."""
+    for number in range(3):
+        save(root / f"val/cats/film{number}.png", picture(number, 64, 36))
+    config = tiny(folders(root, **{"data.fit": "pad", "data.interpolation": "bicubic"}))
+    top1 = train(config)["top1"]
+    dataset, model = load_dataset(config.data), load_model(config.run_dir)
+    assert model.file.square == dataset.square == Square.of(16, "pad", "bicubic", MEAN)
+    assert isinstance(dataset, ImageListDataset)
+    films = [i for i, row in enumerate(dataset.manifest.rows) if "film" in row.path]
+    assert len(films) == 3
+    capsys.readouterr()
+    for row in films:
+        path, square = Path(dataset.manifest.rows[row].path), dataset.images[[row]][0]
+        assert (square[:3] == model.file.square.fill).all(), "bars"
+        assert np.array_equal(model.preprocess(path), square)
+        assert np.array_equal(model.preprocess(Image.open(path)), square)
+    for data in ([], [str(root / "val")]):
+        output = f"--output={tmp_path}/answers{len(data)}"
+        assert run_verb("evaluate", [str(config.run_dir), *data, "--json", output]) == 0
+        found = json.loads(capsys.readouterr().out)["priors"]["none"]
+        assert found["top1"]["value"] == pytest.approx(top1)
+
+
+def test_other_squares_are_another_run(tiny: MakeConfig, root: Path) -> None:
+    """Said by the keys, or by what model.weights expect where the keys leave it to them."""
+    first = tiny({"name": "first", "data.interpolation": "bicubic"})
+    train(first)
+    changes = folders(root, **{"model.weights": str(first.run_dir / "model.safetensors")})
+    short = tiny({**changes, "train.steps": 8})
+    train(short)
+    assert unlabeled_set(short.run_dir).dataset.square == Square(16, "crop", "bicubic")
+    for key, value in (("data.fit", "pad"), ("data.interpolation", "bilinear")):
+        with pytest.raises(ConfigError, match=rf"another configuration \({key}: "):
+            train(tiny({**changes, key: value}))
+    (first.run_dir / "model.json").unlink()
+    with pytest.raises(UserError, match=r"other squares \(16 px, crop, bicubic.*now .*bilinear"):
+        train(tiny(changes))
 
 
 @pytest.mark.parametrize("held", [0, 1])

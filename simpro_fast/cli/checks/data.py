@@ -14,6 +14,7 @@ from simpro_fast.data.datasets.stl10 import find_stl10
 from simpro_fast.data.files.scan_shards import expand
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.distributed.process_group import Ranks
+from simpro_fast.training.setup import resolved_data
 from simpro_fast.utils.errors import UserError
 
 LONG_MANIFEST = 20 * 2**20
@@ -31,7 +32,7 @@ def check_data(config: Config, ranks: Ranks) -> Line:
     found = found_only(config.data)
     if found is not None:
         return Line("ok", f"{found}; not read here, so its split is not checked")
-    dataset = load_dataset(config.data)
+    dataset = load_dataset(resolved_data(config)[0])
     split = make_split(config.data, dataset, config.seed)
     return Line(
         "ok",

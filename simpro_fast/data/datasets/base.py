@@ -13,7 +13,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from simpro_fast.config.data import DataConfig
+from simpro_fast.config.data import DataConfig, Fit, Interpolation
+from simpro_fast.data.augment.crops import Square
 from simpro_fast.utils.errors import ConfigError, UserError
 
 Stats = tuple[float, float, float]
@@ -47,6 +48,10 @@ class ArrayDataset:
     """uint8 [U, H, W, 3] of unknown classes; None: unlabeled images are some of `images`."""
     images_sha256: str | None = None
     """Digest of the bytes of `images`, `test_images`, `unlabeled_images`, where known already."""
+    fit: Fit = "crop"
+    """How pictures become squares; of sets of squares, how a trained network sees other pictures.
+    Like mean and std `load_dataset` sets these two by the section `data`."""
+    interpolation: Interpolation = "bilinear"
 
     @property
     def num_classes(self) -> int:
@@ -56,6 +61,17 @@ class ArrayDataset:
     def image_size(self) -> int:
         """Side in pixels."""
         return int(self.images.shape[1])
+
+    @property
+    def square(self) -> Square:
+        """How a picture becomes what the network sees."""
+        return Square.of(self.image_size, self.fit, self.interpolation, self.mean)
+
+    @property
+    def preprocessing(self) -> str:
+        """Square and normalisation in words; runs that differ in them are different runs."""
+        mean, std = (" ".join(f"{v:.6g}" for v in values) for values in (self.mean, self.std))
+        return f"{self.image_size} px, {self.fit}, {self.interpolation}, mean {mean}, std {std}"
 
     @property
     def unlabeled_pool(self) -> np.ndarray:

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from simpro_fast.config.data import DataConfig
+from simpro_fast.config.data import DataConfig, Interpolation
+from simpro_fast.data.augment.crops import RESAMPLING
 from simpro_fast.data.datasets.base import (
     ArrayDataset,
     checked_labels,
@@ -40,7 +41,7 @@ def load_fashion_mnist(data: DataConfig) -> ArrayDataset:
     """Fashion-MNIST from its four idx files, compressed or not.
 
     With `data.image_size=14` a pixel is the mean of four, for runs at a quarter of the cost; a
-    larger size, as pretrained networks want it, is bilinear.
+    larger size, as pretrained networks want it, is scaled by `data.interpolation`.
     """
     side = data.image_size or _SIDE
     if side < _SIDE and side not in _STD:
@@ -56,7 +57,7 @@ def load_fashion_mnist(data: DataConfig) -> ArrayDataset:
         images, labels = read_idx(images_path), read_idx(labels_path)
         if images.ndim != 3 or images.shape[1:] != (_SIDE, _SIDE):
             raise UserError(f"{images_path}: holds {list(images.shape)}, expected [N, 28, 28]")
-        images = _resized(images, side)
+        images = _resized(images, side, data.interpolation or "bilinear")
         parts[part] = gray_to_rgb(images), checked_labels(labels, len(images), 10, str(labels_path))
     return ArrayDataset(
         name="fashion_mnist",
@@ -71,13 +72,13 @@ def load_fashion_mnist(data: DataConfig) -> ArrayDataset:
     )
 
 
-def _resized(images: np.ndarray, side: int) -> np.ndarray:
+def _resized(images: np.ndarray, side: int, interpolation: Interpolation) -> np.ndarray:
     """uint8 [N, 28, 28] to [N, side, side]; half of it is the mean of four pixels, halves up."""
     if side == _SIDE:
         return images
     if side > _SIDE:
-        resize = Image.Resampling.BILINEAR
-        larger = (Image.fromarray(image).resize((side, side), resize) for image in images)
+        resampling = RESAMPLING[interpolation]
+        larger = (Image.fromarray(image).resize((side, side), resampling) for image in images)
         return np.stack([np.asarray(image) for image in larger])
     four = images[:, ::2, ::2].astype(np.uint16)
     for y, x in ((0, 1), (1, 0), (1, 1)):

@@ -17,6 +17,7 @@ from typing import cast
 import numpy as np
 
 from simpro_fast.config.data import DataConfig
+from simpro_fast.data.augment.crops import Square
 from simpro_fast.data.datasets.base import ArrayDataset, Rows
 from simpro_fast.data.files.decode import (
     CHANGED,
@@ -31,7 +32,7 @@ from simpro_fast.data.files.decode import (
 from simpro_fast.data.files.manifest import EVALUATED, Manifest, Row, read_manifest
 from simpro_fast.data.files.packed import open_packed
 from simpro_fast.data.files.scan_folders import scan_folders
-from simpro_fast.data.files.square import square
+from simpro_fast.data.files.square import row_square
 from simpro_fast.data.files.tar_index import Member
 from simpro_fast.utils.errors import ConfigError, UserError
 from simpro_fast.utils.logs import FOUND_BY_ALL
@@ -50,19 +51,22 @@ _KEPT_BYTES = 1 << 30
 class FileImages:
     """Image files behind the few operations of an array that evaluation and reports use.
 
-    An index gives uint8 [n, size, size, 3]: the largest centred square of each file (crops.py),
-    decoded in threads when asked for. Up to 1 GiB of decoded squares is kept, so that a test set
-    is usually decoded once. `rows` are those of a manifest; members of shards are files here.
+    An index gives uint8 [n, size, size, 3]: the square of each file (crops.py), decoded in threads
+    when asked for. Up to 1 GiB of decoded squares is kept, so that a test set is usually decoded
+    once. `rows` are those of a manifest; members of shards are files here.
     """
 
     dtype = np.dtype(np.uint8)
     ndim = 4
 
     def __init__(
-        self, rows: Sequence[Row], size: int, kept: dict[ImageSource, np.ndarray] | None = None
+        self,
+        rows: Sequence[Row],
+        square: Square,
+        kept: dict[ImageSource, np.ndarray] | None = None,
     ) -> None:
-        self.rows = tuple(rows)
-        self.shape = (len(self.rows), size, size, 3)
+        self.rows, self.square = tuple(rows), square
+        self.shape = (len(self.rows), square.size, square.size, 3)
         self._kept = {} if kept is None else kept
 
     def __len__(self) -> int:
@@ -74,7 +78,7 @@ class FileImages:
         rows = dict(zip(files, chosen, strict=True))
         missing = [file for file in rows if file not in self._kept]
         fresh = {}
-        decoded = in_order(lambda file: square(rows[file], size), missing, cpu_cores())
+        decoded = in_order(lambda file: row_square(rows[file], self.square), missing, cpu_cores())
         for file, pixels in zip(missing, decoded, strict=True):
             fresh[file] = pixels
             if (len(self._kept) + 1) * size * size * 3 <= _KEPT_BYTES:
@@ -86,7 +90,7 @@ class FileImages:
 
     def subset(self, dataset_rows: np.ndarray) -> FileImages:
         """Some of the files; nothing is decoded."""
-        return FileImages([self.rows[i] for i in dataset_rows], self.shape[1], self._kept)
+        return FileImages([self.rows[i] for i in dataset_rows], self.square, self._kept)
 
 
 def select(images: np.ndarray, dataset_rows: np.ndarray) -> np.ndarray:
@@ -111,12 +115,9 @@ class ImageListDataset(ArrayDataset):
         return self.manifest.fingerprint()
 
     def files_state(self) -> str:
-        """sha256 over sizes and modification times of the files whose content nobody has hashed.
-
-        For a packed array its image size, which the list does not know.
-        """
+        """sha256 over sizes and modification times of the files whose content nobody has hashed."""
         if not self.in_files:
-            return f"packed {self.image_size} px"
+            return "packed"
         unknown = dict.fromkeys(row.path for row in self.manifest.rows if not row.sha256)
         stats = [os.stat(path) for path in unknown]
         times = [f"{stat.st_size} {stat.st_mtime_ns}" for stat in stats]
@@ -138,13 +139,14 @@ def load_own_images(data: DataConfig) -> ImageListDataset:
     """
     manifest = _listed(data)
     if data.packed is not None:
-        images = open_packed(data.packed, manifest, data.image_size)
+        images = open_packed(data.packed, manifest, data, MEAN)
         manifest = manifest.usable()
     else:
         if data.image_size is None:
             raise ConfigError("own images have many sizes; set data.image_size, for example 32")
         manifest = with_sizes(manifest.usable(), data)
-        images = cast(np.ndarray, FileImages(manifest.rows, data.image_size))
+        square = Square.configured(data, data.image_size, MEAN)
+        images = cast(np.ndarray, FileImages(manifest.rows, square))
     _refuse_leaks(manifest)
     numbers = {name: k for k, name in enumerate(manifest.class_names)}
     labels = np.array([numbers.get(row.label, -1) for row in manifest.rows], np.int64)

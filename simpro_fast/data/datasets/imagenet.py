@@ -16,6 +16,7 @@ from typing import cast
 import numpy as np
 
 from simpro_fast.config.data import DataConfig
+from simpro_fast.data.augment.crops import Square
 from simpro_fast.data.datasets.image_list import MEAN, STD, FileImages, ImageListDataset, with_sizes
 from simpro_fast.data.datasets.imagenet_classes import ClassList, class_list, merged
 from simpro_fast.data.files.manifest import Manifest, make_manifest, read_manifest
@@ -98,8 +99,8 @@ def load_imagenet(data: DataConfig) -> ImageNetTree:
     names = listed.names
     if data.name == "imagenet_127":
         labels, test_labels, names = merged(labels, test_labels, listed, data.labeled_fraction)
-    side = data.image_size or _SIDE
-    images, test_images = (cast(np.ndarray, FileImages(part.rows, side)) for part in (train, val))
+    square = Square.configured(data, data.image_size or _SIDE, MEAN)
+    images, test_images = (cast(np.ndarray, FileImages(part.rows, square)) for part in (train, val))
     return ImageNetTree(
         name=data.name,
         images=images,

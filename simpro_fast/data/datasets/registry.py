@@ -28,10 +28,23 @@ DatasetLoader = Callable[[DataConfig], ArrayDataset]
 def load_dataset(data: DataConfig) -> ArrayDataset:
     """Load the data set `data.name` from `data.root` or the place where it usually lies.
 
+    Its mean, standard deviation, fit and interpolation are those of `data`, where that says them.
+
     Raises:
         ConfigError: unknown name, or an image size that the set does not have.
         UserError: files missing, damaged or of another format.
     """
+    dataset = _loaded(data)
+    return replace(
+        dataset,
+        mean=data.mean or dataset.mean,
+        std=data.std or dataset.std,
+        fit=data.fit,
+        interpolation=data.interpolation or "bilinear",
+    )
+
+
+def _loaded(data: DataConfig) -> ArrayDataset:
     if data.name in _SHIPPED:
         return _SHIPPED[data.name](data)
     loader = _REGISTERED.get(data.name)
@@ -64,8 +77,9 @@ def register_dataset(name: str, loader: DatasetLoader) -> None:
 
     Args:
         name: of no shipped set; a registered one is replaced.
-        loader: from the section `data` (`root`, `image_size`, ... as the user set them) to an
-            `ArrayDataset`. It must give the same images in the same order at every start.
+        loader: from the section `data` (`root`, `image_size`, ... as the user set them; `mean`,
+            `std` and `interpolation` else as `model.weights` expect) to an `ArrayDataset`. It must
+            give the same images in the same order at every start.
 
     Raises:
         ValueError: the name belongs to a shipped set.

@@ -10,7 +10,8 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
-from simpro_fast.config.data import DataConfig
+from simpro_fast.config.data import DataConfig, Interpolation
+from simpro_fast.data.augment.crops import RESAMPLING
 from simpro_fast.data.datasets.base import (
     ArrayDataset,
     checked_labels,
@@ -40,9 +41,10 @@ _CLASSES = (
 def load_stl10(data: DataConfig) -> ArrayDataset:
     """STL-10 at `data.image_size` px (default 32, at most 96): `train`, `test` and `unlabeled`.
 
-    Images are made smaller once, by Pillow's antialiased bilinear filter as in the published
-    experiments, and kept in `data.cache_dir` (default: beside the files). Statistics are those of
-    CIFAR-10, also as published. The files know no labels of the unlabeled part.
+    Images are made smaller once, by Pillow's antialiased filter of `data.interpolation` (bilinear
+    in the published experiments), and kept in `data.cache_dir` (default: beside the files).
+    Statistics are those of CIFAR-10, also as published. The files know no labels of the unlabeled
+    part.
     """
     side = 32 if data.image_size is None else data.image_size
     if not 8 <= side <= _SIDE:
@@ -52,7 +54,7 @@ def load_stl10(data: DataConfig) -> ArrayDataset:
         )
     source = find_stl10(data)
     folder = data.cache_dir or (source if source.is_dir() else source.parent)
-    parts = _cached(source, side, folder)
+    parts = _cached(source, side, data.interpolation or "bilinear", folder)
     return ArrayDataset(
         name="stl10",
         images=parts["train_images"],
@@ -72,12 +74,14 @@ def find_stl10(data: DataConfig) -> Path:
     return find_published(data, _FOLDER, _ARCHIVE, _IMAGES["train"], _HOME)
 
 
-def _cached(source: Path, side: int, folder: Path) -> dict[str, np.ndarray]:
+def _cached(
+    source: Path, side: int, interpolation: Interpolation, folder: Path
+) -> dict[str, np.ndarray]:
     """The parts at `side` px, from the file that an earlier start made of the same files.
 
     Any number of processes may start at once: each file is whole or absent, and all are equal.
     """
-    path = folder / f"stl10_{side}px_{_state(source)}.npz"
+    path = folder / f"stl10_{side}px_{interpolation}_{_state(source)}.npz"
     try:
         return read_npz(path)
     except FileNotFoundError:
@@ -85,7 +89,7 @@ def _cached(source: Path, side: int, folder: Path) -> dict[str, np.ndarray]:
     except (OSError, ValueError):
         logger.warning("%s is damaged; it is made again", path)
     logger.info("stl10: resizing %s to %d px, stored in %s", source, side, path)
-    parts = _read(source, side)
+    parts = _read(source, side, interpolation)
     try:
         with replacing(path) as kept:
             np.savez(kept, **parts)  # type: ignore[arg-type]
@@ -103,13 +107,13 @@ def _state(source: Path) -> str:
     return hashlib.sha256(repr(described).encode()).hexdigest()[:16]
 
 
-def _read(source: Path, side: int) -> dict[str, np.ndarray]:
+def _read(source: Path, side: int, interpolation: Interpolation) -> dict[str, np.ndarray]:
     """uint8 [n, side, side, 3] images of the three parts, int64 [n] labels of two."""
     found: dict[str, np.ndarray] = {}
     with reading(source):
         for name, file, size in published_files(source, _FOLDER, _WANTED):
             if name in _IMAGES.values():
-                found[name] = read_images(file, size, side, str(source / name))
+                found[name] = read_images(file, size, side, interpolation, str(source / name))
             else:
                 found[name] = np.frombuffer(file.read(), np.uint8)
     parts = {f"{part}_images": found[name] for part, name in _IMAGES.items()}
@@ -122,13 +126,16 @@ def _read(source: Path, side: int) -> dict[str, np.ndarray]:
     return parts
 
 
-def read_images(file: BinaryIO, size: int, side: int, source: str) -> np.ndarray:
+def read_images(
+    file: BinaryIO, size: int, side: int, interpolation: Interpolation, source: str
+) -> np.ndarray:
     """Read images of 3 planes of 96 x 96 bytes, each plane column after column.
 
     Args:
         file: opened for reading bytes.
         size: its length in bytes.
         side: of the returned images, pixels.
+        interpolation: how they are scaled to it.
         source: how errors call the file.
 
     Returns:
@@ -150,6 +157,6 @@ def read_images(file: BinaryIO, size: int, side: int, source: str) -> np.ndarray
         image = np.frombuffer(raw, np.uint8).reshape(3, _SIDE, _SIDE).transpose(2, 1, 0)
         if side != _SIDE:
             picture = Image.fromarray(np.ascontiguousarray(image))
-            image = np.asarray(picture.resize((side, side), Image.Resampling.BILINEAR))
+            image = np.asarray(picture.resize((side, side), RESAMPLING[interpolation]))
         images[n] = image
     return images

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from simpro_fast.data.augment.crops import centre_crop, resize_crop
+from simpro_fast.data.augment.crops import Square, whole_square
 from simpro_fast.data.files.decode import ImageSource, read_rgb
 from simpro_fast.data.files.manifest import Row
 from simpro_fast.utils.errors import UserError
 
 
 def read_square(
-    source: ImageSource, size: int, listed: tuple[int, int] | None = None
+    source: ImageSource, square: Square, listed: tuple[int, int] | None = None
 ) -> np.ndarray:
-    """The largest centred square of an image, scaled by the rule of augment/crops.py.
+    """The square of an image by the rule of augment/crops.py.
 
     Args:
         source: file or member of a shard.
-        size: side in pixels.
         listed: width and height that the picture must have.
 
     Returns:
@@ -26,18 +25,17 @@ def read_square(
     Raises:
         UserError: as `read_rgb`.
     """
-    image = read_rgb(source, listed)
-    return resize_crop(image, centre_crop(*image.size), size)
+    return whole_square(read_rgb(source, listed), square)
 
 
-def square(row: Row, size: int) -> np.ndarray:
+def row_square(row: Row, square: Square) -> np.ndarray:
     """`read_square` of a row of a manifest.
 
     Raises:
         UserError: as `read_rgb`, with the cure.
     """
     try:
-        return read_square(row.image, size, (row.width, row.height))
+        return read_square(row.image, square, (row.width, row.height))
     except UserError as error:
         raise UserError(
             f"{error}; restore it, or run simpro-fast prepare --on-bad-image skip"

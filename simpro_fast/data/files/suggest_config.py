@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from simpro_fast.config.data import DataConfig
 from simpro_fast.data.files.manifest import Manifest
 
 _SIZES = (32, 64)  # what a wide residual network of stride-1 stem trains on in reasonable time
@@ -16,11 +17,14 @@ _SHORT = 5_000
 _CPU_BATCH, _CPU_STEPS = 16, 1_000
 
 
-def suggest_config(manifest: Manifest, path: Path, packed: Path | None, size: int | None) -> bytes:
+def suggest_config(
+    manifest: Manifest, path: Path, data: DataConfig, packed: Path | None, size: int | None
+) -> bytes:
     """YAML for `simpro-fast train`, in UTF-8.
 
     Args:
         manifest: usable rows. path: its file.
+        data: what `prepare` was asked for; of it fit and interpolation stay.
         packed, size: the array made of it and its side, if there is one.
     """
     labeled = [row.label for row in manifest.rows if row.split == "labeled"]
@@ -61,6 +65,8 @@ def suggest_config(manifest: Manifest, path: Path, packed: Path | None, size: in
         lines.append(f"  packed: {json.dumps(str(packed.resolve()), ensure_ascii=False)}")
     lines += [
         f"  image_size: {size}",
+        f"  fit: {data.fit}  # crop: the largest centred square; pad: the whole picture, with bars",
+        *([f"  interpolation: {data.interpolation}"] if data.interpolation else []),
         "  flip: true  # false for text, digits, left/right",
         f"  batch_size: {batch}",
         f"  mu: {mu}",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
+from simpro_fast.config.data import Fit
 from simpro_fast.data.files.check import Checked
 from simpro_fast.data.files.decode import is_heif_name
 from simpro_fast.data.files.manifest import Row
@@ -13,11 +16,14 @@ from simpro_fast.utils.printable import printable
 from simpro_fast.utils.terminal import plain_table, rendered
 
 _SHOWN = 50
+_ASPECT_RATIOS = ("1:3", "1:2", "9:16", "2:3", "3:4", "1:1", "4:3", "3:2", "16:9", "2:1", "3:1")
+_MUCH_CUT = 0.05
+"""Share of the pixels outside the largest centred squares from which on they are worth a line."""
 _SHOWN_CLASSES = 100
 
 
-def summary_lines(checked: Checked, ignored: Ignored, file: TextIO) -> Iterator[str]:
-    """The summary as `file` can show it, names made printable."""
+def summary_lines(checked: Checked, ignored: Ignored, file: TextIO, fit: Fit) -> Iterator[str]:
+    """The summary as `file` can show it, names made printable; `fit` is `data.fit`."""
     counts = checked.counts()
     totals = {split: sum(of.values()) for split, of in counts.items()}
     names = checked.manifest.class_names
@@ -35,7 +41,7 @@ def summary_lines(checked: Checked, ignored: Ignored, file: TextIO) -> Iterator[
         yield f"  ... and {len(names) - _SHOWN_CLASSES} more, all in report.json"
     for line in ignored.lines():
         yield f"ignored: {printable(line)}"
-    for line in _notes(checked, ignored, evaluated):
+    for line in _notes(checked, ignored, evaluated, fit):
         yield f"note: {printable(line)}"
     problems = checked.problems()
     for row in problems[:_SHOWN]:
@@ -44,8 +50,10 @@ def summary_lines(checked: Checked, ignored: Ignored, file: TextIO) -> Iterator[
         yield f"... and {len(problems) - _SHOWN} more"
 
 
-def _notes(checked: Checked, ignored: Ignored, evaluated: int) -> Iterator[str]:
+def _notes(checked: Checked, ignored: Ignored, evaluated: int, fit: Fit) -> Iterator[str]:
     yield from ignored.notes
+    if fit == "crop":
+        yield from _cut(checked.manifest.usable().rows)
     if checked.repeats:
         yield f"{checked.repeats} images occur again in their own set; they stay"
     heic = sum(is_heif_name(row.member or row.path) for row in checked.manifest.usable().rows)
@@ -53,6 +61,28 @@ def _notes(checked: Checked, ignored: Ignored, evaluated: int) -> Iterator[str]:
         yield f"{heic} HEIC image(s) can be trained on from the packed array alone (data.packed)"
     if not evaluated:
         yield "no val images; set data.holdout_per_class, or nothing is measured"
+
+
+def _cut(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a line where much of the pictures lies outside their largest centred squares."""
+    seen = [min(row.width, row.height) / max(row.width, row.height) for row in rows]
+    cut = 1 - sum(seen) / max(1, len(seen))
+    if cut < _MUCH_CUT:
+        return
+
+    def nearest(row: Row) -> str:
+        def distance(ratio: str) -> float:
+            width, height = map(int, ratio.split(":"))
+            return abs(math.log(row.width / row.height * height / width))
+
+        return min(_ASPECT_RATIOS, key=distance)
+
+    ratios = Counter(map(nearest, rows)).most_common()
+    shares = ", ".join(f"{ratio} {count / len(rows):.0%}" for ratio, count in ratios)
+    yield (
+        f"of each picture the largest centred square is seen (width:height {shares}), so {cut:.0%} "
+        "of the area is not; data.fit=pad shows all of it"
+    )
 
 
 def report(checked: Checked, ignored: Ignored) -> dict[str, Any]:

@@ -14,13 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from simpro_fast.data.augment.crops import Square
 from simpro_fast.data.batch import CPU, AugmentConfig
 from simpro_fast.data.files.decode import ImageSource, encoded_bytes
 from simpro_fast.data.pipeline.dali import built, import_dali, normalise, strong_view
 
-VIEW_INPUTS = ("start", "end", "mirror", "table")
-"""Inputs for each view of n images: float32 [n, 2] and [n, 2], box corners (y, x) in pixels;
-int32 [n]; int32 [n, 10], see `views.strong_table`, which the weak view does without."""
+VIEW_INPUTS = ("start", "end", "extent", "anchor", "mirror", "table")
+"""Inputs for each view of n images, (y, x) each: float32 [n, 2] and [n, 2], corners of the box cut
+to the picture, pixels; float32 [n, 2], the sides that it is scaled to; int32 [n, 2], the corner of
+the square seen from that of the scaled box, at most 0; int32 [n]; int32 [n, 10], see
+`views.strong_table`, which the weak view does without."""
 
 
 def path_array(path: str) -> np.ndarray:
@@ -68,16 +71,28 @@ def decode(
     )
 
 
-def crop_view(images: Any, start: Any, end: Any, mirror: Any, *, size: int) -> Any:
-    """Scale a float box to uint8 [size, size, 3] by the rule of augment/crops.py, then mirror."""
+def crop_view(
+    images: Any, start: Any, end: Any, extent: Any, anchor: Any, mirror: Any, *, square: Square
+) -> Any:
+    """Make uint8 [size, size, 3] of a float box by the rule of augment/crops.py, then mirror."""
     fn, types, _ = import_dali()
+    filters = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}
     crop = fn.resize(
         images,
-        size=[size, size],
+        size=extent,
         roi_start=start,
         roi_end=end,
-        interp_type=types.INTERP_LINEAR,
+        interp_type=filters[square.interpolation],
         antialias=True,
+    )
+    # Of boxes inside their pictures this is all of it.
+    crop = fn.slice(
+        crop,
+        start=anchor,
+        shape=[square.size, square.size],
+        axes=[0, 1],
+        out_of_bounds_policy="pad",
+        fill_values=square.fill,
     )
     return fn.flip(crop, horizontal=mirror)
 
@@ -89,6 +104,7 @@ def build_file_pipeline(
     images: int,
     num_views: int,
     augment: AugmentConfig,
+    square: Square,
     device: torch.device,
     num_threads: int,
     prefetch: int,
@@ -107,24 +123,26 @@ def build_file_pipeline(
     fn, _, _ = import_dali()
     gpu = device.type == "cuda"
     tables: list[deque[np.ndarray]] = [deque() for _ in range(num_views)]
+    of_weak, of_strong = len(VIEW_INPUTS) - 1, len(VIEW_INPUTS)
 
     def pixel_inputs() -> tuple[Any, ...]:
         files, height, width, *inputs = source()
-        kept = [files, height, width, *inputs[:3]]
+        kept = [files, height, width, *inputs[:of_weak]]
         for v in range(1, num_views):
-            *crop, table = inputs[4 * v - 1 : 4 * v + 3]
+            *crop, table = inputs[of_strong * v - 1 : of_strong * (v + 1) - 1]
             kept += crop
             tables[v].append(table)
         return tuple(kept)
 
     def graph() -> Any:
         files, height, width, *inputs = fn.external_source(
-            source=pixel_inputs, num_outputs=3 + 3 * num_views, batch=True
+            source=pixel_inputs, num_outputs=3 + of_weak * num_views, batch=True
         )
         decoded = decode(files, height, width, read=read, gpu=gpu, hw_decoder_load=hw_decoder_load)
         outputs = []
         for v in range(num_views):
-            view = crop_view(decoded, *inputs[3 * v : 3 * v + 3], size=augment.image_size)
+            own = inputs[of_weak * v : of_weak * (v + 1)]
+            view = crop_view(decoded, *own, square=square)
             if v:
                 view = strong_view(view, tables[v].popleft, gpu=gpu)
             outputs.append(normalise(view, mean=augment.mean, std=augment.std))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from simpro_fast.data.augment.crops import crop_words, random_crops
+from simpro_fast.data.augment.crops import crop_words, placed, random_crops
 from simpro_fast.data.augment.views import strong_table, weak_table
 from simpro_fast.data.batch import AugmentConfig, Batch, LoaderSettings, StepCounter
 from simpro_fast.data.datasets.image_list import ImageListDataset
@@ -29,6 +29,7 @@ from simpro_fast.data.files.decode import (
 from simpro_fast.data.files.manifest import Row
 from simpro_fast.data.pipeline.array_loader import failure_reason
 from simpro_fast.data.pipeline.file_graph import (
+    VIEW_INPUTS,
     GraphDecoder,
     build_file_pipeline,
     encoded_array,
@@ -178,6 +179,7 @@ class FileLoader:
             images=layout.labeled + layout.unlabeled,
             num_views=1 + layout.strong_views,
             augment=self._augment,
+            square=self._dataset.square,
             device=self._device,
             num_threads=self._settings.num_threads,
             prefetch=self._data.prefetch,
@@ -317,7 +319,16 @@ class FileLoader:
         for view, part in enumerate(np.split(draws, num_views)):
             scale = data.strong_scale if view else data.weak_scale
             width, height = self._width[dataset_rows], self._height[dataset_rows]
-            boxes.append(random_crops(part, width, height, scale=scale, ratio=data.crop_ratio))
+            boxes.append(
+                random_crops(
+                    part,
+                    width,
+                    height,
+                    scale=scale,
+                    ratio=data.crop_ratio,
+                    fit=self._dataset.fit,
+                )
+            )
         return np.concatenate(boxes)
 
     def _prepare(self, draws: StepDraws) -> _Prepared:
@@ -333,8 +344,11 @@ class FileLoader:
             )
         ):
             boxes = self._boxes(draws.step, kind, rows)
+            of_views = np.resize(rows, len(boxes))
+            width, height = self._width[of_views], self._height[of_views]
+            crops = np.concatenate(placed(boxes, width, height, side), axis=1)
             table = strong_table(views, cutout=self._augment.cutout, width=side, height=side)
-            parts.append((len(rows), boxes, views.flip, table))
+            parts.append((len(rows), crops, views.flip, table))
         drawn = [self._rows[i] for i in indices]
         if self._readers:
             # One task a thread: with one a file, handing over would cost more than reading.
@@ -345,29 +359,32 @@ class FileLoader:
             inputs = [[path_array(row.path) for row in drawn]]
         inputs += [self._height[indices, None], self._width[indices, None]]
         for view in range(1 + layout.strong_views):
-            per_kind = [self._view_inputs(view, *part) for part in parts]
+            per_kind = [self._view_inputs(view, *part, side) for part in parts]
             joined = [np.concatenate(arrays) for arrays in zip(*per_kind, strict=True)]
             # The weak view has no table. DALI takes C order only, which joining lost.
-            inputs += [np.ascontiguousarray(array) for array in joined[: 4 if view else 3]]
+            kept = len(VIEW_INPUTS) - (view == 0)
+            inputs += [np.ascontiguousarray(array) for array in joined[:kept]]
         return _Prepared(draws.step, positions, replaced, tuple(inputs))
 
     @staticmethod
     def _view_inputs(
-        view: int, count: int, boxes: np.ndarray, flip: np.ndarray, table: np.ndarray
+        view: int, count: int, crops: np.ndarray, flip: np.ndarray, table: np.ndarray, side: int
     ) -> tuple[np.ndarray, ...]:
-        """`VIEW_INPUTS` of one view of the images of one kind.
+        """`VIEW_INPUTS` of one view of the images of one kind; `crops` as `placed` gives them.
 
         All images of a pipeline have the same number of views; where a kind has fewer (labeled
         ones have no second strong view), the surplus ones cost next to nothing and are dropped.
         """
         rows = slice(view * count, (view + 1) * count)
-        if rows.stop > len(boxes):
-            corner = np.zeros((count, 2), np.float32)
-            return corner, corner + 1, np.zeros(count, np.int32), weak_table(count)
-        box = boxes[rows].astype(np.float32)
+        if rows.stop > len(crops):
+            crops = np.tile([0.0, 0, 1, 1, 0, 0, side, side], (count, 1))
+            flip, table, rows = np.zeros(count), weak_table(count), slice(count)
+        box, place = crops[rows, :4].astype(np.float32), crops[rows, 4:].astype(np.int32)
         return (
             box[:, [1, 0]],
             box[:, [3, 2]],
+            (place[:, 2:] - place[:, :2])[:, ::-1].astype(np.float32),
+            -place[:, [1, 0]],
             flip[rows].astype(np.int32),
             table[rows],
         )

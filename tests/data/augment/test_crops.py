@@ -7,7 +7,15 @@ import pytest
 from PIL import Image
 from scipy import stats
 
-from simpro_fast.data.augment.crops import centre_crop, crop_words, random_crops, resize_crop
+from simpro_fast.config.data import Fit
+from simpro_fast.data.augment.crops import (
+    Square,
+    crop_words,
+    placed,
+    random_crops,
+    whole_box,
+    whole_square,
+)
 from simpro_fast.data.sampling.draws import WORDS_PER_VIEW, Stream, raw_words
 from tests.data.image_folders import picture
 
@@ -15,10 +23,10 @@ SCALE, RATIO = (0.2, 1.0), (3 / 4, 4 / 3)
 GOLDEN = [[2.457149, 7.159225, 28.071404, 32.945205], [24.761681, 1.592702, 53.401164, 34.165253]]
 
 
-def boxes(n: int, width: int, height: int, seed: int = 1) -> np.ndarray:
+def boxes(n: int, width: int, height: int, seed: int = 1, fit: Fit = "crop") -> np.ndarray:
     draws = crop_words(seed, Stream.AUGMENT_LABELED, 0, start=0, count=n, num_views=1)
     sizes = np.full(n, width), np.full(n, height)
-    return random_crops(draws, *sizes, scale=SCALE, ratio=RATIO)
+    return random_crops(draws, *sizes, scale=SCALE, ratio=RATIO, fit=fit)
 
 
 def test_draws_are_the_spare_words_of_the_views() -> None:
@@ -78,13 +86,46 @@ def test_narrow_images_are_cut(width: int, height: int) -> None:
 
 
 def test_centre_box() -> None:
-    assert centre_crop(60, 40) == (10, 0, 50, 40)
-    assert centre_crop(40, 61) == (0, 10.5, 40, 50.5)
+    assert whole_box(60, 40, "crop") == (10, 0, 50, 40)
+    assert whole_box(40, 61, "crop") == (0, 10.5, 40, 50.5)
 
 
 def test_resize_of_the_centre_is_resize_of_the_shorter_side_and_a_crop() -> None:
     image = picture(4, 96, 64)
     assert np.array_equal(
-        resize_crop(image, centre_crop(96, 64), 32),
+        whole_square(image, Square(32)),
         np.asarray(image.resize((48, 32), Image.Resampling.BILINEAR))[:, 8:40],
     )
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 20), (20, 60), (50, 50), (400, 1)])
+def test_padded_crops_hold_the_picture_or_lie_in_it(width: int, height: int) -> None:
+    box, sides = boxes(2000, width, height, fit="pad"), (width, height)
+    for axis, side in enumerate(sides):
+        low, high = box[:, axis], box[:, 2 + axis]
+        longer = high - low > side
+        assert (low[longer] <= 0).all() and (high[longer] >= side).all()
+        assert (low[~longer] >= 0).all() and (high[~longer] <= side + 1e-9).all()
+    area = np.prod(box[:, 2:] - box[:, :2], axis=1) / max(sides) ** 2
+    assert area.min() >= SCALE[0] - 1e-9 and area.max() <= 1 + 1e-9, "of the square with bars"
+    cut, place = placed(box, np.full(2000, width), np.full(2000, height), 32)
+    assert (cut >= 0).all() and (cut[:, :2] < cut[:, 2:]).all() and (cut[:, 2:] <= sides).all()
+    assert (place >= 0).all() and (place[:, :2] < place[:, 2:]).all() and (place <= 32).all()
+
+
+def test_squashed_crops_are_those_of_the_stretched_picture() -> None:
+    assert np.allclose(boxes(50, 60, 20, fit="squash"), boxes(50, 1, 1) * (60, 20, 60, 20))
+
+
+def test_bars_are_as_wide_on_both_sides_and_normalise_to_nothing() -> None:
+    mean = (0.485, 0.456, 0.406)
+    square = Square.of(32, "pad", "bilinear", mean)
+    white = Image.new("RGB", (64, 36), "white")
+    seen = whole_square(white, square)
+    assert (seen[:7] == square.fill).all() and (seen[25:] == square.fill).all()
+    assert (seen[7:25] == 255).all(), "18 of 32 rows"
+    assert np.abs(seen[0] / 255 - mean).max() <= 0.5 / 255
+    assert np.array_equal(whole_square(white.rotate(90, expand=True), square), seen.swapaxes(0, 1))
+    assert (whole_square(white, Square(32, "squash")) == 255).all()
+    assert (whole_square(Image.new("RGB", (500, 1), "white"), square)[16] == 255).all()
+    assert Square.of(32, "crop", "bilinear", mean) == Square(32)

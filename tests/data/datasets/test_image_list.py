@@ -12,6 +12,7 @@ import pytest
 
 from simpro_fast.cli import prepare
 from simpro_fast.config.data import DataConfig
+from simpro_fast.data.augment.crops import Square
 from simpro_fast.data.datasets.image_list import (
     FileImages,
     ImageListDataset,
@@ -19,7 +20,7 @@ from simpro_fast.data.datasets.image_list import (
     select,
 )
 from simpro_fast.data.datasets.registry import load_dataset
-from simpro_fast.data.files.square import square
+from simpro_fast.data.files.square import row_square
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import Split
 from simpro_fast.utils.errors import ConfigError, UserError
@@ -227,6 +228,9 @@ def test_packed_array(root: Path) -> None:
     assert np.array_equal(in_memory.images, in_files.images[everything])
     with pytest.raises(UserError, match=r"holds 16 px images, data\.image_size=32"):
         load(root, manifest=manifest, packed=packed, image_size=32)
+    for key, value in (("fit", "pad"), ("interpolation", "bicubic")):
+        with pytest.raises(UserError, match=rf"packed with {key} .* run prepare .*--pack 16"):
+            load(root, manifest=manifest, packed=packed, **{key: value})
     save(root / "unlabeled/new.jpg", picture(5))
     prepared(root)
     with pytest.raises(UserError, match="made of another manifest"):
@@ -242,7 +246,7 @@ def test_file_images_behave_like_an_array(root: Path) -> None:
     assert images.shape == (42, 16, 16, 3) and len(images) == 42
     some = images[[3, 1, 3]]
     assert some.dtype == np.uint8 and np.array_equal(some[0], some[2])
-    assert np.array_equal(some[1], square(images.rows[1], 16))
+    assert np.array_equal(some[1], row_square(images.rows[1], Square(16)))
     assert np.array_equal(images[1:4], images[np.array([1, 2, 3])])
     subset = select(dataset.images, split.test)
     assert isinstance(subset, FileImages) and len(subset) == 6

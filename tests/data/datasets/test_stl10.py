@@ -38,7 +38,7 @@ GOLDEN = (
 
 
 def test_golden_file() -> None:
-    images = read_images(io.BytesIO(GOLDEN), len(GOLDEN), 96, "train_X.bin")
+    images = read_images(io.BytesIO(GOLDEN), len(GOLDEN), 96, "bilinear", "train_X.bin")
     expected = np.zeros((2, 96, 96, 3), np.uint8)
     expected[0, 0, 0, 0] = 0x11
     expected[0, 1, 0, 0] = 0x22

@@ -12,6 +12,7 @@ from PIL import Image
 
 from simpro_fast.cli import prepare
 from simpro_fast.config import parse_config
+from simpro_fast.data.augment.crops import Square
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.files import decode
 from simpro_fast.data.files.decode import check_file, read_header, read_rgb
@@ -102,7 +103,7 @@ def test_packing_reads_it_and_training_from_files_does_not(
     images = load_dataset(packed.data).images
     assert len(images) == len(manifest.rows)
     place = next(i for i, row in enumerate(manifest.rows) if row.path.endswith(".HEIC"))
-    seen = read_square(Path(manifest.rows[place].path), 16)
+    seen = read_square(Path(manifest.rows[place].path), Square(16))
     assert np.array_equal(images[place], seen), "as prediction sees it"
     files = parse_config({**TINY, "data": own})
     with pytest.raises(UserError, match=r"IMG_1\.HEIC: unsupported: HEIC.*prepare --pack"):

@@ -13,7 +13,7 @@ from PIL.PngImagePlugin import PngInfo
 from simpro_kernels.augment.reference import strong_policy
 
 from simpro_fast.config.data import DataConfig
-from simpro_fast.data.augment.crops import resize_crop
+from simpro_fast.data.augment.crops import Square, resize_crop
 from simpro_fast.data.augment.views import strong_table
 from simpro_fast.data.batch import LoaderSettings
 from simpro_fast.data.datasets.image_list import MEAN, STD, load_own_images
@@ -120,7 +120,7 @@ def test_views_are_what_pillow_makes_of_the_drawn_boxes(shared: Path) -> None:
                 crops = []
                 for r in range(num_views * count):
                     image = read_rgb(Path(paths[r % count]))
-                    crop = resize_crop(image, tuple(told[f"{kind}_boxes"][r]), SIDE)
+                    crop = resize_crop(image, tuple(told[f"{kind}_boxes"][r]), Square(SIDE))
                     crops.append(crop[:, ::-1] if draws.flip[r] else crop)
                 seen.update(Path(path).name for path in paths)
                 expected = np.stack(crops)
