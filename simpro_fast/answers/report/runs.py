@@ -41,6 +41,7 @@ METHOD_TITLES = {
     "adello": "ADELLO",
     "cossl": "CoSSL",
     "cpg": "CPG",
+    "ccl": "CCL",
 }
 
 
