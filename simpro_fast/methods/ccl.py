@@ -16,7 +16,7 @@ from simpro_fast.methods.needs import Heads, Needs, Setting
 from simpro_fast.methods.output import MethodOutput
 from simpro_fast.methods.priors import log_prior
 
-A, B = 0, 1
+B = 1
 TEMPERATURE = 0.1
 SHARPNESS = 4.0
 """Power of the pseudo-labels that features are drawn towards."""
@@ -25,7 +25,7 @@ PROPAGATION = 0.2
 
 
 class CCL(Method):
-    """CCL (NeurIPS 2024) by its published code, zhouzihao11/CCL at commit 0410cb1.
+    """CCL (Zhou et al., NeurIPS 2024) by its published code, zhouzihao11/CCL at commit 0410cb1.
 
     Two heads A and B on the same features, and two projections (linear, batch norm, ReLU, linear to
     2 D numbers of length 1) that the optimizer trains with the network: h of the features of all
@@ -135,32 +135,31 @@ class CCL(Method):
     def fused(self, logits_weak: Tensor) -> Tensor:
         """z, [N, K], of float [N, 2, K]."""
         dtype = prior_dtype(logits_weak)
-        mixed = (self.prior + self.mu * self.v) / (1 + self.mu)
-        shift = log_prior(self.u, 1 + self.tau / 2, self.variant) - log_prior(
-            mixed, 1, self.variant
-        )
-        return (logits_weak.to(dtype).sum(1) + shift.to(dtype)) / 2
+        drawn = (self.prior + self.mu * self.v) / (1 + self.mu)
+        shift = log_prior(self.u, 1 + self.tau / 2, self.variant)
+        shift = (shift - log_prior(drawn, 1, self.variant)).to(dtype)
+        return (logits_weak.to(dtype).sum(1) + shift) / 2
 
     def _classify(
         self, labeled: Tensor, targets: Tensor, strong: Tensor, pseudo_labels: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Labeled and unlabeled loss of both heads, weighted."""
-        of_labeled, of_all = (self._for_b(shares, strong) for shares in (self.prior, self.v))
         # Rows of both heads in one launch: row (l b + i) 2 + head belongs to target 2 i + head.
         given = 2 * adjusted_cross_entropy(
-            (labeled + of_labeled).reshape(-1, self.num_classes),
+            self._for_b(labeled, self.prior).reshape(-1, self.num_classes),
             targets.repeat_interleave(2),
             None,
             impl=self.impl,
         )
         both = (tensor[:, None].expand(-1, 2) for tensor in (pseudo_labels, mask))
-        guessed = 2 * max(1.5, self.mu) * self._hard_rows(strong + of_all, *both).mean()
+        rows = self._hard_rows(self._for_b(strong, self.v), *both)
+        guessed = 2 * max(1.5, self.mu) * rows.mean()
         return self.classify_weight * given, self.classify_weight * guessed
 
-    def _for_b(self, shares: Tensor, logits: Tensor) -> Tensor:
-        """Adjustment [2, K] of logits for B alone."""
+    def _for_b(self, logits: Tensor, shares: Tensor) -> Tensor:
+        """Logits [rows, 2, K] with tau log shares added to those of B."""
         adjustment = log_prior(shares, self.tau, self.variant)
-        return torch.stack([0 * adjustment, adjustment]).to(prior_dtype(logits))
+        return logits + torch.stack([0 * adjustment, adjustment]).to(prior_dtype(logits))
 
     def phase_at(self, period: int) -> int:
         """0 before u and v move, then 1."""
