@@ -51,6 +51,7 @@ LAST_PHASE: dict[str, dict[str, Any]] = {
     "adello": {"distill_after": 0.0},
     "cossl": {"cotrain_after": 0.0},
     "cpg": {"warmup": 1, "window": 10**6},
+    "ccl": {"estimate_after": 0},
 }
 
 

@@ -314,6 +314,26 @@ class CPGConfig(MethodConfig):
     that of the batch, as in the published code (each rank and micro-batch by its own)."""
 
 
+class CCLConfig(MethodConfig):
+    """CCL (NeurIPS 2024): contrast of projected features towards continuous pseudo-labels."""
+
+    name: str = "ccl"
+    tau: float = Field(2.0, ge=0, le=100)
+    """Adjustment of head B's losses; half of it, more than 1, is that of pseudo-labels."""
+    energy: float = Field(8.75, ge=-1000, le=1000)
+    """Logsumexp of an image's fused logits from which on its pseudo-label is relied on."""
+    estimate_after: int = Field(5, ge=0, le=10**6)
+    """Last period (from 0) before the estimated distributions move."""
+    estimate_decay: float = Field(0.5, ge=0, lt=1)
+    """Moving average of the estimated unlabeled distribution, per period."""
+    all_decay: float = Field(0.5, ge=0, lt=1)
+    """Moving average of that of all images in the unlabeled stream, per period."""
+    classify_weight: float = Field(0.7, ge=0, le=1)
+    """Weight of the heads' losses; the contrast of reliable images has the rest of 1."""
+    smooth_weight: float = Field(1.0, ge=0, le=1000)
+    """Weight of the contrast towards smoothed pseudo-labels."""
+
+
 class UnknownMethodConfig(MethodConfig):
     """The keys of a method that is not imported, as they were read."""
 
@@ -354,6 +374,7 @@ METHODS: dict[str, MethodEntry] = {
     "adello": MethodEntry(ADELLOConfig, "simpro_fast.methods.adello:ADELLO"),
     "cossl": MethodEntry(CoSSLConfig, "simpro_fast.methods.cossl:CoSSL"),
     "cpg": MethodEntry(CPGConfig, "simpro_fast.methods.cpg:CPG"),
+    "ccl": MethodEntry(CCLConfig, "simpro_fast.methods.ccl:CCL"),
 }
 """Methods by name, in the order of listing; classes of one's own are added when they are
 first named, or by `simpro_fast.methods.register_method`."""

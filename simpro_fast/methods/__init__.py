@@ -4,6 +4,7 @@ from simpro_fast.methods.abc import ABC
 from simpro_fast.methods.acr import ACR, ACRNoAnchors
 from simpro_fast.methods.adello import ADELLO
 from simpro_fast.methods.base import Method, common
+from simpro_fast.methods.ccl import CCL
 from simpro_fast.methods.cdmad import CDMAD
 from simpro_fast.methods.cossl import CoSSL
 from simpro_fast.methods.cpe import CPE
@@ -28,6 +29,7 @@ __all__ = [
     "ABC",
     "ACR",
     "ADELLO",
+    "CCL",
     "CDMAD",
     "CPE",
     "CPG",

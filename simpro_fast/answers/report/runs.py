@@ -42,6 +42,7 @@ METHOD_TITLES = {
     "adello": "ADELLO",
     "cossl": "CoSSL",
     "cpg": "CPG",
+    "ccl": "CCL",
 }
 
 
