@@ -217,7 +217,8 @@ def smoothed(
             found, step = found + step @ found, step @ step
         return found
 
-    target = (SHARPNESS * propagated(weak.detach()).log()).softmax(1)
+    with torch.no_grad():  # nor do the centres and labeled views learn from it
+        target = (SHARPNESS * propagated(weak).log()).softmax(1)
     views = torch.stack([propagated(view) for view in strong.split(len(weak))])
     mean = views.mean(0)
     rows = (target * views.log()).sum((0, 2)) + (mean * mean.log()).sum(1)
