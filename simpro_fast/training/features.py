@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from simpro_fast.config import Config
 from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.datasets.image_list import ImageListDataset
 from simpro_fast.data.features import Description, FeatureDataset
 from simpro_fast.data.loader import resolve_augment
 from simpro_fast.models import (
@@ -22,6 +24,9 @@ from simpro_fast.models.pretrained import weights_sha256
 from simpro_fast.utils.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+
+CROP_KEYS = ("weak_scale", "strong_scale", "crop_ratio")
+"""Of the section `data`: what the views of files depend on besides."""
 
 
 def describe(config: Config, dataset: ArrayDataset, data: str) -> Description:
@@ -39,6 +44,13 @@ def describe(config: Config, dataset: ArrayDataset, data: str) -> Description:
     if file is None:
         raise ConfigError("features need a trained backbone; set model.weights")
     augment = resolve_augment(config.data, dataset)
+    views: dict[str, Any] = {
+        "shift": augment.max_shift,
+        "flip": augment.flip,
+        "cutout": augment.cutout,
+    }
+    if isinstance(dataset, ImageListDataset) and dataset.in_files:
+        views |= {key: list(getattr(config.data, key)) for key in CROP_KEYS}
     return Description(
         model=config.model.name,
         weights=weights_sha256(file),
@@ -48,7 +60,7 @@ def describe(config: Config, dataset: ArrayDataset, data: str) -> Description:
         interpolation=dataset.interpolation,
         mean=list(dataset.mean),
         std=list(dataset.std),
-        views={"shift": augment.max_shift, "flip": augment.flip, "cutout": augment.cutout},
+        views=views,
         seed=config.seed,
         weak=0,
         strong=0,

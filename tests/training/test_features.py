@@ -213,13 +213,14 @@ def test_damaged_images_keep_their_rows_and_leave_the_split(
     (row,) = json.loads((tmp_path / "made" / "damaged.json").read_text())["images"]
     rest = np.delete(images, int(row), 0)
     assert not images[int(row)].any() and rest.any((2,)).all()
-    config = tiny(
-        {**changes, "data.on_bad_image": "skip", "train.features": str(tmp_path / "made")}
-    )
+    own = {**changes, "data.on_bad_image": "skip", "train.features": str(tmp_path / "made")}
+    config = tiny(own)
     trainer = Trainer(config, start_ranks(config))
     trainer.fit()
     assert int(row) not in trainer.state.split.unlabeled
     assert len(trainer.state.split.unlabeled) == len(files) - 1
+    with pytest.raises(UserError, match="made with another views"):
+        train(tiny({**own, "data.weak_scale": [0.9, 1.0]}))
 
 
 def test_labeled_images_are_predicted_by_heads_that_have_not_seen_them(
