@@ -36,6 +36,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from common import RESULTS, machine
 
@@ -102,10 +103,11 @@ class Table:
     def config(self) -> Path:
         return HERE / f"splits_{self.name}.yaml"
 
-    def words(self, row: str) -> Words:
-        """What a row is, as changes of the configuration."""
-        start = f"data.class_balanced_steps={self.start}"
-        return tuple(start if word == START else word for word in self.rows[row])
+
+def with_start(words: Words, table: Table) -> Words:
+    """Changes of the configuration, with what START stands for."""
+    start = f"data.class_balanced_steps={table.start}"
+    return tuple(start if word == START else word for word in words)
 
 
 TABLES = {
@@ -154,20 +156,18 @@ def add(path: Path, new: Found) -> None:
             file.write(line.getvalue())
 
 
-def trained(table: Table, key: Key, words: Sequence[str]) -> Found:
-    """Numbers of one run, and of the labels that it had."""
-    _, distribution, seed = key
+def trained(table: Table, words: Sequence[str], distribution: str, seed: str) -> dict[str, Any]:
+    """The summary of a run."""
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
         changes = (f"data.unlabeled_distribution={distribution}", f"data.split_seed={seed}")
         run = simpro_fast.train(
             table.config, *words, *changes, f"seed={seed}", f"output_dir={folder}"
         )
-    summary = run.summary
-    found = {key: {"class_mean": summary["top1_class_mean"], "kl_pi_u": summary["kl_pi_u"]}}
-    if table.alone:
-        for name, number in LABELS_ALONE.items():
-            found[name, distribution, seed] = {"class_mean": summary[number]}
-    return found
+    return run.summary
+
+
+def numbers(summary: dict[str, Any]) -> dict[str, float]:
+    return {"class_mean": summary["top1_class_mean"], "kl_pi_u": summary["kl_pi_u"]}
 
 
 def mean(values: Sequence[float], digits: int = 1) -> str:
@@ -238,11 +238,11 @@ def runs(table: Table, options: argparse.Namespace) -> Iterator[tuple[Key, Words
         ):
             yield (
                 (f"{row} {' '.join(change)}".strip(), distribution, seed),
-                table.words(row) + change,
+                table.rows[row] + change,
             )
         return
     for seed, distribution, row in itertools.product(options.seeds, DISTRIBUTIONS, rows):
-        yield (row, distribution, str(seed)), table.words(row) + table.chosen.get(row, ())
+        yield (row, distribution, str(seed)), table.rows[row] + table.chosen.get(row, ())
 
 
 def main() -> int:
@@ -261,8 +261,13 @@ def main() -> int:
     for key, words in runs(table, options):
         done = read(path)
         if key not in done:
-            new = trained(table, key, (*words, *options.set))
-            add(path, {key: numbers for key, numbers in new.items() if key not in done})
+            _, distribution, seed = key
+            changes = (*with_start(words, table), *options.set)
+            summary = trained(table, changes, distribution, seed)
+            new = {key: numbers(summary)}
+            for name, number in LABELS_ALONE.items() if table.alone else ():
+                new[name, distribution, seed] = {"class_mean": summary[number]}
+            add(path, {key: values for key, values in new.items() if key not in done})
             print(*key, new[key], file=sys.stderr, flush=True)
     if not options.choose:
         write_atomically(path.with_suffix(".md"), markdown(table, read(path)))
