@@ -2,6 +2,7 @@
 
     python bench/split_tables.py digits                               # resumable
     python bench/split_tables.py features --set model.weights=.photos/lite0.safetensors
+    PYTHONPATH=. python bench/split_tables.py stamps                  # after `make demo-photos`
     python bench/split_tables.py digits --choose                      # which recipe each row has
     python bench/split_tables.py digits --seeds 2 4 --only SimPro ACR # some of the runs
     python bench/split_tables.py digits --seeds                       # only write the table
@@ -14,7 +15,8 @@ seeds), and paired differences to FixMatch with the same start.
 features: the first 12,000 images of Fashion-MNIST at 64 px through EfficientNet-Lite0 (ImageNet-1k;
 `make demo-photos` fetches the weights), 50 labels of the most frequent class, gamma 25, 1,000
 unlabeled images of the most frequent class; they are embedded once, in minutes, then a run takes
-seconds. digits: bench/splits_digits.yaml. fashion_mnist: at 14 px, bench/splits_fashion_mnist.yaml.
+seconds. stamps: the pictures of `make demo-photos`, through the same network and split as there.
+digits: bench/splits_digits.yaml. fashion_mnist: at 14 px, bench/splits_fashion_mnist.yaml.
 
 Each row has one recipe, that of configs/_base/short_run.yaml with what `chosen` says; it was the
 best of the table's `candidates` on its `choice_seeds`, which it does not show
@@ -38,6 +40,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from common import RESULTS, machine
 
 import simpro_fast
@@ -47,6 +50,7 @@ from simpro_fast.utils.atomic_write import write_atomically
 
 HERE = Path(__file__).parent
 DISTRIBUTIONS = ("consistent", "uniform", "reversed", "middle", "head_tail")
+NATURAL = ("as they are",)
 START = "balanced start"
 """Stands for `Table.start` class-balanced steps."""
 RIVAL = "FixMatch, balanced start"
@@ -76,7 +80,6 @@ LABELS_ALONE = {
 }
 """Rows of the labels alone, by the key of a run's summary."""
 CANDIDATES: tuple[Words, ...] = ((), ("method.threshold=0.95",), ("optim.lr=0.03",))
-CHOICE_DISTRIBUTIONS = ("uniform", "reversed")
 NUMBERS = ("class_mean", "kl_pi_u")
 Key = tuple[str, str, str]
 """Row, distribution, split seed."""
@@ -94,6 +97,8 @@ class Table:
     """Row to its recipe, one of `candidates`; a row without has that of the configuration."""
     candidates: tuple[Words, ...] = CANDIDATES
     choice_seeds: tuple[str, ...] = ("101", "102")
+    chosen_on: tuple[str, ...] = ("uniform", "reversed")
+    distributions: tuple[str, ...] = DISTRIBUTIONS
     start: int = 100
     """Steps of a balanced start."""
     alone: bool = False
@@ -102,6 +107,12 @@ class Table:
     @property
     def config(self) -> Path:
         return HERE / f"splits_{self.name}.yaml"
+
+    def split(self, distribution: str, seed: str) -> Words:
+        """Changes of the configuration that say which images are labeled and unlabeled."""
+        if self.name == "stamps":
+            return (f"data.split_file={_stamp_split(int(seed))}",)
+        return f"data.unlabeled_distribution={distribution}", f"data.split_seed={seed}"
 
 
 def with_start(words: Words, table: Table) -> Words:
@@ -116,6 +127,15 @@ TABLES = {
         Table("digits", METHODS, 5, {}, CANDIDATES[:2], ("101",), start=50),
         Table("fashion_mnist", {row: METHODS[row] for row in FEW}, 5, {}),
         Table("features", METHODS, 10, {}, alone=True),
+        Table(
+            "stamps",
+            METHODS,
+            10,
+            {},
+            distributions=("as they are",),
+            chosen_on=("as they are",),
+            alone=True,
+        ),
     )
 }
 
@@ -131,6 +151,19 @@ def _fashion(side: int | None) -> simpro_fast.ArrayDataset:
     return replace(
         whole, images=whole.images[:FASHION_IMAGES], labels=whole.labels[:FASHION_IMAGES]
     )
+
+
+def _stamp_split(seed: int) -> Path:
+    from launch import demo_photos  # on the path with PYTHONPATH=. only
+
+    return demo_photos.split(_stamp_labels(), seed)
+
+
+@functools.cache
+def _stamp_labels() -> np.ndarray:
+    from launch import demo_photos
+
+    return demo_photos.stamps(DataConfig(name="launch.demo_photos.stamps")).labels
 
 
 def read(path: Path) -> Found:
@@ -159,10 +192,8 @@ def add(path: Path, new: Found) -> None:
 def trained(table: Table, words: Sequence[str], distribution: str, seed: str) -> dict[str, Any]:
     """The summary of a run."""
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
-        changes = (f"data.unlabeled_distribution={distribution}", f"data.split_seed={seed}")
-        run = simpro_fast.train(
-            table.config, *words, *changes, f"seed={seed}", f"output_dir={folder}"
-        )
+        changes = (*table.split(distribution, seed), f"seed={seed}", f"output_dir={folder}")
+        run = simpro_fast.train(table.config, *words, *changes)
     return run.summary
 
 
@@ -183,16 +214,17 @@ def markdown(table: Table, found: Found) -> str:
     seeds = sorted({seed for _, _, seed in found}, key=int)
     rows = [*(LABELS_ALONE if table.alone else ()), *table.rows]
     rows = [row for row in rows if any(key[0] == row for key in found)]
+    several = len(table.distributions) > 1
     lines: list[str] = []
 
     def part(title: str, names: Sequence[str], number: str, rival: str | None, digits: int) -> None:
-        lines.extend((f"| {title} | {' | '.join((*DISTRIBUTIONS, 'all'))} | split seeds |", ""))
-        lines[-1] = "|---" * (len(DISTRIBUTIONS) + 3) + "|"
+        columns = (*table.distributions, *(("all",) if several else ()), "split seeds")
+        lines.extend((f"| {title} | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"))
         for row in names:
-            cells = of(found, row, rival, seeds, number)
-            all_of_them = over_distributions(cells)
+            cells = of(found, row, rival, seeds, number, table.distributions)
+            together = over_distributions(cells)
             shown = [mean(list(cell.values()), digits) for cell in cells]
-            shown += [mean(all_of_them, digits), str(len(all_of_them))]
+            shown += [*([mean(together, digits)] if several else ()), str(len(together))]
             lines.append(f"| {row} | {' | '.join(shown)} |")
         lines.append("")
 
@@ -205,7 +237,12 @@ def markdown(table: Table, found: Found) -> str:
 
 
 def of(
-    found: Found, row: str, rival: str | None, seeds: Sequence[str], number: str
+    found: Found,
+    row: str,
+    rival: str | None,
+    seeds: Sequence[str],
+    number: str,
+    distributions: Sequence[str] = DISTRIBUTIONS,
 ) -> list[dict[str, float]]:
     """By distribution: split seed to the number of a row, less that of the rival."""
 
@@ -214,7 +251,7 @@ def of(
         return {seed: of_run[number] for seed, of_run in numbers.items() if number in of_run}
 
     cells = []
-    for distribution in DISTRIBUTIONS:
+    for distribution in distributions:
         own = values(row, distribution)
         if rival is not None:
             theirs = values(rival, distribution)
@@ -234,14 +271,14 @@ def runs(table: Table, options: argparse.Namespace) -> Iterator[tuple[Key, Words
     rows = options.only or list(table.rows)
     if options.choose:
         for seed, change, distribution, row in itertools.product(
-            table.choice_seeds, table.candidates, CHOICE_DISTRIBUTIONS, rows
+            table.choice_seeds, table.candidates, table.chosen_on, rows
         ):
             yield (
                 (f"{row} {' '.join(change)}".strip(), distribution, seed),
                 table.rows[row] + change,
             )
         return
-    for seed, distribution, row in itertools.product(options.seeds, DISTRIBUTIONS, rows):
+    for seed, distribution, row in itertools.product(options.seeds, table.distributions, rows):
         yield (row, distribution, str(seed)), table.rows[row] + table.chosen.get(row, ())
 
 
