@@ -8,9 +8,10 @@
     python bench/split_tables.py digits --seeds                       # only write the table
 
 Every split seed draws labeled, unlabeled and held-out images anew; the unlabeled ones follow five
-distributions. Of every run the mean over the classes of the test accuracy (%) and KL(true || pi_u)
-go to bench/results/splits_<table>.csv; the table, .md, has means, (standard errors over the split
-seeds), and paired differences to FixMatch with the same start.
+distributions. Of every run the mean over the classes of the test accuracy (%), KL(true || pi_u) and
+how good the estimated class shares are go to bench/results/splits_<table>.csv; the table, .md, has
+means, (standard errors over the split seeds), and paired differences to FixMatch with a
+class-balanced start.
 
 features: the first 12,000 images of Fashion-MNIST at 64 px through EfficientNet-Lite0 (ImageNet-1k;
 `make demo-photos` fetches the weights), 50 labels of the most frequent class, gamma 25, 1,000
@@ -44,6 +45,7 @@ import numpy as np
 from common import RESULTS, machine
 
 import simpro_fast
+from simpro_fast.answers.evaluation import kl_divergence
 from simpro_fast.config.data import DataConfig
 from simpro_fast.data.datasets.fashion_mnist import load_fashion_mnist
 from simpro_fast.utils.atomic_write import write_atomically
@@ -80,7 +82,13 @@ LABELS_ALONE = {
 }
 """Rows of the labels alone, by the key of a run's summary."""
 CANDIDATES: tuple[Words, ...] = ((), ("method.threshold=0.95",), ("optim.lr=0.03",))
-NUMBERS = ("class_mean", "kl_pi_u")
+NUMBERS = {
+    "class_mean": ("Accuracy, mean of the classes, %", 1),
+    "kl_pi_u": ("KL(true, pi_u), nats", 2),
+    "kl_shares": ("KL(true, estimated shares), nats", 3),
+    "covered": ("True shares inside their 95 % intervals, %", 0),
+}
+"""Columns of the rows, with title and decimal places in the table."""
 Key = tuple[str, str, str]
 """Row, distribution, split seed."""
 Found = dict[Key, dict[str, float]]
@@ -198,7 +206,16 @@ def trained(table: Table, words: Sequence[str], distribution: str, seed: str) ->
 
 
 def numbers(summary: dict[str, Any]) -> dict[str, float]:
-    return {"class_mean": summary["top1_class_mean"], "kl_pi_u": summary["kl_pi_u"]}
+    """`NUMBERS` of a run, those of the shares where it has estimated them."""
+    found = {"class_mean": summary["top1_class_mean"], "kl_pi_u": summary["kl_pi_u"]}
+    if "shares" in summary:
+        true, rows = summary["pi_u_true"], summary["shares"]["rows"]
+        found["kl_shares"] = kl_divergence(true, [row["estimate"] for row in rows])
+        inside = [
+            row["low"] - 1e-9 <= t <= row["high"] + 1e-9 for t, row in zip(true, rows, strict=True)
+        ]
+        found["covered"] = 100 * statistics.fmean(inside)
+    return found
 
 
 def mean(values: Sequence[float], digits: int = 1) -> str:
@@ -228,11 +245,14 @@ def markdown(table: Table, found: Found) -> str:
             lines.append(f"| {row} | {' | '.join(shown)} |")
         lines.append("")
 
-    part("Accuracy, mean of the classes, %", rows, "class_mean", None, 1)
+    part(NUMBERS["class_mean"][0], rows, "class_mean", None, 1)
     for rival in (RIVAL, *(list(LABELS_ALONE)[:1] if table.alone else ())):
         others = [row for row in rows if row != rival]
         part(f"Paired difference to {rival}", others, "class_mean", rival, 1)
-    part("KL(true, pi_u), nats", [r for r in rows if r in table.rows], "kl_pi_u", None, 2)
+    for number, (title, digits) in list(NUMBERS.items())[1:]:
+        having = [r for r in rows if any(k[0] == r and number in v for k, v in found.items())]
+        if having:
+            part(title, having, number, None, digits)
     return "\n".join(lines)
 
 
