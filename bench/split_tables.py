@@ -215,7 +215,7 @@ def trained(table: Table, words: Sequence[str], distribution: str, seed: str) ->
 def numbers(summary: dict[str, Any]) -> dict[str, float]:
     """`NUMBERS` of a run, those of the shares where it has estimated them."""
     found = {"class_mean": summary["top1_class_mean"], "kl_pi_u": summary["kl_pi_u"]}
-    if "shares" in summary:
+    if summary.get("shares"):
         true, rows = summary["pi_u_true"], summary["shares"]["rows"]
         found["kl_shares"] = kl_divergence(true, [row["estimate"] for row in rows])
         inside = [
