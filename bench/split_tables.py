@@ -133,7 +133,14 @@ def with_start(words: Words, table: Table) -> Words:
 TABLES = {
     table.name: table
     for table in (
-        Table("digits", METHODS, 5, {}, CANDIDATES[:2], start=50),
+        Table(
+            "digits",
+            METHODS,
+            5,
+            dict.fromkeys(("ACR", "CoSSL", "ABC", "DARP, estimated shares", "CDMAD", "DASO"), HIGH),
+            CANDIDATES[:2],
+            start=50,
+        ),
         Table("fashion_mnist", {row: METHODS[row] for row in FEW}, 5, {}),
         Table(
             "features",
