@@ -1,4 +1,5 @@
-"""Cached features: `embed` against the bare forward pass, and a step against its products.
+"""Cached features: `embed` against a bare forward pass, a step against its products, and both
+against a frozen backbone that sees the views of every step.
 
     python bench/bench_features.py [--images 400] [--rounds 5] [--threads 1] [key.sub=value ...]
 
@@ -6,8 +7,9 @@ Made-up images of 64 px in 50 classes through timm's tf_efficientnet_lite0 (D = 
 weights. In every round, one after the other: the network alone over as many views as are embedded,
 in batches of the same size; `embed` whole, with reading weights and writing files; steps of SimPro
 on the cached features (64 labeled images in two views, 448 unlabeled ones in three); the matrix
-products of such a step, forward and backward. Rows go to bench/results/features.csv; nothing is
-kept with --smoke.
+products of such a step, forward and backward; steps of the same on images, through the frozen
+backbone. `end to end` is `embed` and 2,000 cached steps, over 2,000 steps on images, both from the
+measured times. Rows go to bench/results/features.csv; nothing is kept with --smoke.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from common import RESULTS, write_table
 from safetensors.torch import save_file
 
 from simpro_fast.config import Config, load_config
+from simpro_fast.data.batch import BatchLayout
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.distributed.process_group import Ranks, start_ranks, stop_ranks
@@ -37,7 +40,7 @@ from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.errors import UserError
 
 WEAK, STRONG = 2, 4
-STEPS, WARM_UP = 100, 10
+STEPS, WARM_UP, IMAGE_STEPS, WHOLE = 100, 10, 3, 2_000
 
 
 def configured(folder: Path, images: int, threads: int, overrides: list[str]) -> Config:
@@ -47,7 +50,12 @@ def configured(folder: Path, images: int, threads: int, overrides: list[str]) ->
         *(f"data.labeled_max={max(1, images // 50)}", "data.gamma_labeled=1", "data.mu=7"),
         *("data.batch_size=64", "data.gamma_unlabeled=1", "data.overlap=true"),
         *("model.name=timm/tf_efficientnet_lite0", f"model.weights={folder}/backbone.safetensors"),
-        *("model.bn_momentum=null", "distributed.engine=plain", f"train.threads={threads}"),
+        *(
+            "model.bn_momentum=null",
+            "optim.backbone_lr_scale=0",
+            "distributed.engine=plain",
+            f"train.threads={threads}",
+        ),
     ]
     config = load_config("cifar10_lt/consistent", [*made_up, *overrides])
     save_file(build_model(config.model, 2, 64).state_dict(), folder / "backbone.safetensors")
@@ -71,6 +79,16 @@ def forward_alone(config: Config, dataset: ArrayDataset, views: int) -> Callable
             extract(batch[: views - first])
 
     return run
+
+
+def steps(config: Config, ranks: Ranks, warm_up: int, count: int) -> tuple[float, BatchLayout]:
+    """Seconds of so many steps, and the layout of one."""
+    trainer = Trainer(config, ranks, write=False)
+    for _ in range(warm_up):
+        trainer.train_step()
+    taken = seconds(lambda: [trainer.train_step() for _ in range(count)])  # type: ignore[func-returns-value]
+    trainer.close()
+    return taken, trainer.setup.layout
 
 
 def products(rows: tuple[int, int], features: int, classes: int) -> Callable[[], None]:
@@ -100,19 +118,17 @@ def measure(config: Config, ranks: Ranks, folder: Path, rounds: int) -> list[dic
                 config, dataset, ranks, place, weak=WEAK, strong=STRONG, resume=False
             )
         )
-        trained = config.model_copy(
+        cached = config.model_copy(
             update={"train": config.train.model_copy(update={"features": place})}
         )
-        trainer = Trainer(trained, ranks, write=False)
-        layout = trainer.setup.layout
-        for _ in range(WARM_UP):
-            trainer.train_step()
-        times["cached steps"] = seconds(lambda t=trainer: [t.train_step() for _ in range(STEPS)])  # type: ignore[misc]
-        trainer.close()
+        times["cached steps"], layout = steps(cached, ranks, WARM_UP, STEPS)
+        times["steps on images"], _ = steps(config, ranks, 1, IMAGE_STEPS)
         labeled, weak, strong = layout.rows_by_kind
         work = products((labeled + strong, weak), 1280, dataset.num_classes)
         work()
         times["products"] = seconds(work)
+        times["end to end"] = times["embed"] + times["cached steps"] / STEPS * WHOLE
+        times["frozen backbone"] = times["steps on images"] / IMAGE_STEPS * WHOLE
         for name, value in times.items():
             found.setdefault(name, []).append(value)
         print(", ".join(f"{name} {value:.2f} s" for name, value in times.items()), flush=True)
@@ -120,6 +136,7 @@ def measure(config: Config, ranks: Ranks, folder: Path, rounds: int) -> list[dic
     for name, base, count in (
         ("embed", "forward alone", views),
         ("cached steps", "products", STEPS),
+        ("end to end", "frozen backbone", WHOLE),
     ):
         ratios = [a / b for a, b in zip(found[name], found[base], strict=True)]
         rows.append(

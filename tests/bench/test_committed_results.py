@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from simpro_fast.config import load_config
 from tests.conftest import ROOT
 
 
-def test_committed_studies_are_of_rows_that_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_over_split_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import studies
+    import prior_rules
+    import split_tables
 
-    rows = studies.read_rows("studies")
-    assert {row["row"] for row in rows} <= set(studies.ORDER)
-    written = (studies.RESULTS / "studies.md").read_text(encoding="utf-8")
-    assert rows and studies.table(rows) == written
-    for changes in studies.ROWS.values():
-        load_config("fashion_mnist_lt/reversed", list(changes))
+    for table in split_tables.TABLES.values():
+        for row, words in table.rows.items():
+            load_config(
+                str(table.config),
+                [*split_tables.with_start((*words, *table.chosen.get(row, ())), table)],
+            )
+        assert set(table.chosen) <= set(table.rows)
+        path = split_tables.RESULTS / f"splits_{table.name}.csv"
+        if path.exists():
+            found = split_tables.read(path)
+            assert split_tables.markdown(table, found) == path.with_suffix(".md").read_text()
+        rules = split_tables.RESULTS / f"prior_rules_{table.name}.csv"
+        if rules.exists():
+            found = split_tables.read(rules)
+            assert prior_rules.markdown(found) == rules.with_suffix(".md").read_text()
 
 
-def test_committed_rows_stay_readable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows in bench/results are what its tables are made of."""
+def test_paired_differences_and_means_over_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: a split seed counts once, and only where it has all distributions."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    import experiment
+    from split_tables import mean, of, over_distributions
 
-    for name in (
-        *("digits_lt", "fashion_mnist_lt", "fashion_mnist_lt_14px_800"),
-        "fashion_mnist_lt_balanced",
-    ):
-        rows = experiment.read_rows(name)
-        written = (experiment.RESULTS / f"{name}.md").read_text(encoding="utf-8")
-        assert rows and experiment.table(rows) == written
-    assert {row["method"] for row in experiment.read_rows("fashion_mnist_lt_14px_800")} <= {
-        *experiment.METHODS
+    values = {
+        ("A", "x", "1"): 3.0,
+        ("A", "x", "2"): 5.0,
+        ("A", "y", "1"): 1.0,
+        ("A", "y", "2"): 9.0,
     }
-    cells = [("reversed", "simpro", 1), ("reversed", "fixmatch", 2)]
-    found = experiment.members("digits_lt", cells, 1, "_balanced", experiment.BALANCED)
-    assert [str(found[cell]) for cell in cells] == [
-        f"digits_lt/reversed_balanced/method.name-{method} seed {seed}" for _, method, seed in cells
-    ]
-    assert json.dumps(found[cells[0]].overrides).count("name=digits") == 1
+    values |= {("B", "x", "1"): 1.0, ("B", "x", "2"): 1.0, ("B", "y", "1"): 2.0}
+    found = {key: {"class_mean": value} for key, value in values.items()}
+    cells = of(found, "A", "B", ["1", "2"], "class_mean", ("x", "y"))
+    assert cells == [{"1": 2.0, "2": 4.0}, {"1": -1.0}]
+    assert over_distributions(cells) == [0.5]
+    assert mean([2.0, 4.0]) == "3.0 (1.0)" and mean([0.5]) == "0.5" and mean([]) == "-"
