@@ -30,7 +30,7 @@ _COLUMNS = {
     "top1": ("top-1 %", ".1f"),
     "mask_rate": ("mask rate", ".2f"),
     "kl_pi_u": ("KL(pi_u)", ".3f"),
-    "images_per_second": ("images/s", ",.0f"),
+    "images_per_second": ("views/s", ",.0f"),
 }
 
 

@@ -131,11 +131,10 @@ def write_results(
             mistakes = confident_mistakes(trained.evaluation, setup.dataset, setup.split)
             save_mistakes(mistakes, folder)
         written = write_report(group_runs([load_run(run.path, summary)]), folder)
-    for path in written:
-        logger.info("report %s", path)
     if finished:  # last, since the presence of the file says so
         write_json(run.summary, summary)
-        logger.info("summary %s", run.summary)
+    pages = [path for path in written if path.suffix == ".html"]
+    logger.info("the run is in %s", pages[0] if pages else run.path)
     return [path for path in written if path.suffix == ".png"]
 
 

@@ -76,7 +76,7 @@ class RunProgress:
             self._bar = _Bar(
                 total=self._total,
                 initial=step,
-                unit=" images",
+                unit=" views",
                 unit_scale=self._views_per_step,
                 mininterval=REFRESH_SECONDS,
                 miniters=1,
@@ -110,7 +110,7 @@ class RunProgress:
                 eta = clock((self._total - step) / speed)
             self._mark = now, step
             text = "  ".join(f"{name} {value}" for name, value in values.items())
-            logger.info("%s  %s images/s  ETA %s  %s", place, rate, eta, text)
+            logger.info("%s  %s views/s  ETA %s  %s", place, rate, eta, text)
 
     def close(self) -> None:
         """Leave the bar as it is, so that what follows starts on a new line."""

@@ -170,7 +170,7 @@ def heading(run: Run) -> Text:
     summary = run.summary
     method = METHOD_TITLES.get(summary["method"], summary["method"])
     speed = summary.get("images_per_second")
-    rate = f", {speed:,.0f} images/s" if speed is not None else ""
+    rate = f", {speed:,.0f} views/s" if speed is not None else ""
     seconds = summary.get("seconds")
     time = f" in {duration(seconds)}" if seconds is not None else ""
     title = (f"{summary['name']}: {method}", "bold")

@@ -41,7 +41,7 @@ def row_of(text: str, start: str) -> str:
 def test_accuracies_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     text = printed(make_summary())
-    assert text.startswith("toy_lt/reversed: SimPro, seed 1, 1,200 steps in 51 s, 6,400 images/s\n")
+    assert text.startswith("toy_lt/reversed: SimPro, seed 1, 1,200 steps in 51 s, 6,400 views/s\n")
     assert row_of(text, "overall").split()[-1] == "81.2"
     assert row_of(text, "many").split()[-1] == "88.0"
     assert row_of(text, "few").split()[-1] == "-"
