@@ -29,6 +29,7 @@ from __future__ import annotations
 import argparse
 import csv
 import functools
+import importlib
 import io
 import itertools
 import logging
@@ -74,6 +75,7 @@ METHODS: dict[str, Words] = {
     "CDMAD": ("method.name=cdmad",),
     "DASO": ("method.name=daso",),
     "CReST+": ("method.name=crest_plus",),
+    "CCL": ("method.name=ccl",),
 }
 FEW = ("FixMatch", RIVAL, "SimPro", "SimPro, balanced start", "CoSSL")
 LABELS_ALONE = {
@@ -176,16 +178,18 @@ def _fashion(side: int | None) -> simpro_fast.ArrayDataset:
 
 
 def _stamp_split(seed: int) -> Path:
-    from launch import demo_photos  # on the path with PYTHONPATH=. only
+    path: Path = _demo_photos().split(_stamp_labels(), seed)
+    return path
 
-    return demo_photos.split(_stamp_labels(), seed)
+
+def _demo_photos() -> Any:
+    return importlib.import_module("launch.demo_photos")  # on the path with PYTHONPATH=. only
 
 
 @functools.cache
 def _stamp_labels() -> np.ndarray:
-    from launch import demo_photos
-
-    return demo_photos.stamps(DataConfig(name="launch.demo_photos.stamps")).labels
+    labels: np.ndarray = _demo_photos().stamps(DataConfig(name="stamps")).labels
+    return labels
 
 
 def read(path: Path) -> Found:

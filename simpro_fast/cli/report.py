@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "simpro-fast report",
         "Table, figures and one HTML page of any number of runs, finished or not.\n\n"
         f"examples:\n  simpro-fast report {EXAMPLE}\n  simpro-fast report runs/digits_lt\n"
-        f"  simpro-fast report {EXAMPLE} runs/digits_lt/reversed_fixmatch/seed1\n"
+        f"  simpro-fast report {EXAMPLE} runs/digits_lt/fixmatch/seed1\n"
         "  simpro-fast report runs --format latex > results.tex",
     )
     parser.add_argument(
@@ -88,7 +88,8 @@ def _report(found: Sequence[Path], named: Sequence[Path], options: argparse.Name
     check_output(folder, folder=True)
     print_report(groups, notes)
     for path in write_report(groups, folder, notes):
-        show(f"{'page' if path.suffix == '.html' else 'figure'} {path}")
+        if path.suffix == ".html":
+            show(f"page {path}, its figures beside it")
     return DONE
 
 

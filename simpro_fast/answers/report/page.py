@@ -12,7 +12,7 @@ from simpro_fast.answers.report.figures import Figures
 from simpro_fast.answers.report.figures.style import COLOURS
 from simpro_fast.answers.report.findings import finding, intervals, shared_warnings
 from simpro_fast.answers.report.groups import Group, labeled_columns, spread_titles
-from simpro_fast.answers.report.paired import NOT_ADJUSTED, NUMBERS, Difference, compare
+from simpro_fast.answers.report.paired import NUMBERS, Difference, compare, not_adjusted
 from simpro_fast.answers.report.pictures import Mistakes, TrainingViews, data_uri
 from simpro_fast.answers.report.runs import METHOD_TITLES, Run
 from simpro_fast.answers.report.terminal import ACCURACIES, duration, spread_text
@@ -82,7 +82,7 @@ def content(
         "summary": _summary_table(groups),
         "spread": spread_titles(groups),
         "differences": _differences_table(compare(groups)),
-        "not_adjusted": NOT_ADJUSTED if len(groups) > 2 else "",
+        "not_adjusted": not_adjusted(compare(groups)),
         "states": [state for group in groups for state in _states(group)],
         "shared": shared_warnings([finding(group.summary) for group in groups]),
         "priors": _prior_table(groups, names),

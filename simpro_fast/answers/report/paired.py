@@ -114,6 +114,12 @@ def compare(groups: Sequence[Group]) -> list[Difference]:
     return found
 
 
+def not_adjusted(found: Sequence[Difference]) -> str:
+    """What must be said beside several verdicts; empty for one, or for none (a single split)."""
+    judged = {one.label for one in found if one.error is not None}
+    return NOT_ADJUSTED if len(judged) > 1 else ""
+
+
 def left_out(groups: Sequence[Group]) -> list[str]:
     """Splits that do not count in a difference, since only one side has a finished run of them."""
     notes = []

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from simpro_fast.answers.report.findings import Interval, finding, intervals, shared_warnings
 from simpro_fast.answers.report.groups import Group, labeled_columns, spread_titles
-from simpro_fast.answers.report.paired import NOT_ADJUSTED, NUMBERS, Difference, compare
+from simpro_fast.answers.report.paired import NUMBERS, Difference, compare, not_adjusted
 from simpro_fast.answers.report.runs import METHOD_TITLES, Run, kl_of_uniform
 from simpro_fast.utils.atomic_write import finite
 from simpro_fast.utils.printable import printable, printables
@@ -213,9 +213,9 @@ def _accuracy_table(groups: Sequence[Group]) -> Table:
 
 def _comparison(groups: Sequence[Group], keys: Sequence[str] = tuple(NUMBERS)) -> list[str]:
     """Lines on the differences to the first experiment."""
-    lines = [one.sentence for one in compare(groups) if one.key in keys]
-    more = [NOT_ADJUSTED] if len(groups) > 2 else []
-    return [*lines, *more, ""] if lines else []
+    found = compare(groups)
+    lines = [one.sentence for one in found if one.key in keys]
+    return [*lines, *filter(None, [not_adjusted(found)]), ""] if lines else []
 
 
 def _experiments_table(groups: Sequence[Group]) -> Table:
