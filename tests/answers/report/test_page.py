@@ -200,16 +200,13 @@ def test_compared_experiments_have_their_noise_and_their_own_labels(tmp_path: Pa
         run = {"split_seed": split, "seed": split}
         make_run(tmp_path / f"a/seed{split}", name="a", **run)
         make_run(tmp_path / f"b/seed{split}", name="b", level=level - 40, **run)
-    for split in (1, 2):
-        run = {"split_seed": split, "seed": split, "labeled_max": 60}
-        make_run(tmp_path / f"c/seed{split}", name="c", **run)
+    make_run(tmp_path / "c/seed1", name="c", split_seed=1, labeled_max=60)
     page = report(str(tmp_path), "--force")
     assert "standard error over splits" in page.text["summary"]
     words = " ".join(page.text["summary"].partition("Differences")[2].split())
     assert words.startswith("minus adifferencestandard errorsplits b")
     # Difference, standard error, splits, verdict.
     assert re.search(r"Accuracy, points-\d\d\.\d\d\.\d3behind", words)
-    assert "Nothing is adjusted" in words
     for section in ("unlabeled", "classes"):
         heads = " ".join(page.text[section].split())
         assert "classa: labeledb: labeledc: labeled" in heads

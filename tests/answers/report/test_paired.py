@@ -14,7 +14,7 @@ from scipy import stats
 
 from simpro_fast.answers.report import print_report
 from simpro_fast.answers.report.groups import Group, group_runs
-from simpro_fast.answers.report.paired import Difference, compare, left_out
+from simpro_fast.answers.report.paired import Difference, compare, left_out, not_adjusted
 from simpro_fast.answers.report.runs import Run
 from simpro_fast.cli.report import main
 from simpro_fast.cli.sweep import members_of
@@ -278,3 +278,12 @@ def test_split_seeds_may_hold_out_other_numbers_of_copies(
     assert main([str(tmp_path), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["differences"][0]["splits"] == 2
+
+
+def test_several_verdicts_are_said_to_be_unadjusted() -> None:
+    def difference(label: str, *values: float) -> Difference:
+        return Difference(label, "a", "top1", values)
+
+    assert "about one is called" in not_adjusted([difference("b", 1, 2), difference("c", 1, 2)])
+    assert not_adjusted([difference("b", 1, 2), difference("c", 1)]) == ""
+    assert not_adjusted([difference("b", 1), difference("c", 1)]) == ""
