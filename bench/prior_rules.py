@@ -122,23 +122,21 @@ def cell(
 
 def markdown(found: Found) -> str:
     """Paired differences to SimPro with the same start, on the odd and on the even split seeds."""
-    lines = []
+    lines: list[str] = []
     for start, half in itertools.product(("", BALANCED), (1, 0)):
         seeds = sorted({seed for _, _, seed in found if int(seed) % 2 == half}, key=int)
-        title = f"{PLAIN}{start}, {'odd' if half else 'even'} split seeds"
-        lines += [
-            f"| {title} | {' | '.join(DISTRIBUTIONS)} | all | split seeds |",
-            "|---" * 8 + "|",
-        ]
+        rows = []
         for rule in RULES:
             rival = None if rule == PLAIN else PLAIN + start
             cells = of(found, rule + start, rival, seeds, "class_mean")
-            together = over_distributions(cells)
-            if together:
-                shown = [mean(list(values.values()), 2) for values in (*cells,)]
+            if together := over_distributions(cells):
+                shown = [mean(list(values.values()), 2) for values in cells]
                 shown += [mean(together, 2), str(len(together))]
-                lines.append(f"| {rule} | {' | '.join(shown)} |")
-        lines.append("")
+                rows.append(f"| {rule} | {' | '.join(shown)} |")
+        if rows:
+            title = f"{PLAIN}{start}, {'odd' if half else 'even'} split seeds"
+            head = f"| {title} | {' | '.join(DISTRIBUTIONS)} | all | split seeds |"
+            lines += [head, "|---" * 8 + "|", *rows, ""]
     return "\n".join(lines)
 
 
