@@ -10,7 +10,8 @@ deepspeed launch/train.py --config "$config" name=digits_lt/fixmatch_start metho
 simpro-fast report runs/digits_lt/reversed/seed1 runs/digits_lt/fixmatch/seed1 runs/digits_lt/fixmatch_start/seed1
 cat <<'END'
 
-reversed is SimPro. fixmatch_start shows how much of its lead over fixmatch a balanced start explains;
-what is left is what SimPro's estimate of the class distribution adds. One split of few labels says
-little: docs/results.md has the same over split seeds, with standard errors.
+reversed is SimPro. fixmatch_start shows how far class-balanced labeled draws at the start take FixMatch
+by themselves; only what SimPro has beyond that can be of its adjustments and its estimate of the class
+distribution. One split of few labels says little: docs/results.md has it over split seeds, with
+standard errors.
 END

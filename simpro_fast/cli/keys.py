@@ -54,17 +54,23 @@ class Key(NamedTuple):
     text: str
     resume: str
 
+    @property
+    def told(self) -> str:
+        """All of it in sentences."""
+        return ". ".join(part.rstrip(".") for part in (self.text, self.resume) if part)
+
 
 def all_keys() -> list[Key]:
     """Every key, in the order of the schema; keys of single methods after those of all."""
     found: list[Key] = []
+    of_run = {key.name: key for key in _keys_of(Config, "", "")}
     for name, field in Config.model_fields.items():
         inner = field.annotation
         if name == "method":
             found += _keys_of(MethodConfig, "method.", "method")
+            common = {key.name: key for key in found if key.of == "method"}
             for method, entry in METHODS.items():
                 own = _keys_of(entry.keys, "method.", f"method.name={method}")
-                common = {key.name: key for key in found if key.of == "method"}
                 found += [
                     key
                     for key in own
@@ -74,7 +80,7 @@ def all_keys() -> list[Key]:
         elif isinstance(inner, type) and issubclass(inner, Section):
             found += _keys_of(inner, f"{name}.", name)
         else:
-            found += [key for key in _keys_of(Config, "", "") if key.name == name]
+            found.append(of_run[name])
     return found
 
 
@@ -173,8 +179,7 @@ def lines(keys: Sequence[Key]) -> Iterator[str]:
             yield f"\n{key.of}" if last is not None else key.of
         last = key.of
         yield f"  {key.name} ({key.kind}; {key.default})"
-        told = ". ".join(part.rstrip(".") for part in (key.text, key.resume) if part)
-        yield from textwrap.wrap(told, 92, initial_indent="      ", subsequent_indent="      ")
+        yield from textwrap.wrap(key.told, 92, initial_indent="      ", subsequent_indent="      ")
 
 
 def markdown() -> str:
@@ -192,8 +197,7 @@ def markdown() -> str:
         out += ["", f"## {title}", "", "| key | type | default | |", "|---|---|---|---|"]
         for key in keys:
             if key.of == of:
-                told = ". ".join(part.rstrip(".") for part in (key.text, key.resume) if part)
-                cells = (f"`{key.name}`", key.kind, f"`{key.default}`", told)
+                cells = (f"`{key.name}`", key.kind, f"`{key.default}`", key.told)
                 out.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(out) + "\n"
 

@@ -107,16 +107,12 @@ class Group:
 
 def spread_titles(groups: Sequence[Group]) -> str:
     """Words for what follows a \u00b1 beside these groups; empty where nothing does."""
-    several = [group for group in groups if len(group.runs) > 1]
-    titles = (
-        *["standard error over splits" for group in several if len(group.splits) > 1],
-        *[
-            "standard deviation over seeds of one split"
-            for group in several
-            if len(group.splits) == 1
-        ],
-    )
-    return ", or ".join(dict.fromkeys(titles))
+    titles = {
+        True: "standard error over splits",
+        False: "standard deviation over seeds of one split",
+    }
+    found = {len(group.splits) > 1 for group in groups if len(group.runs) > 1}
+    return ", or ".join(title for several, title in titles.items() if several in found)
 
 
 def labeled_columns(groups: Sequence[Group]) -> dict[str, list[int] | None]:

@@ -73,6 +73,7 @@ def content(
     title = groups[0].name if not several else f"{len(groups)} experiments"
     if len(groups) == 2:
         title = " and ".join(group.label for group in groups)
+    differences = compare(groups)
     return {
         "title": title,
         "written": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -81,8 +82,8 @@ def content(
         "together": figures.together,
         "summary": _summary_table(groups),
         "spread": spread_titles(groups),
-        "differences": _differences_table(compare(groups)),
-        "not_adjusted": not_adjusted(compare(groups)),
+        "differences": _differences_table(differences),
+        "not_adjusted": not_adjusted(differences),
         "states": [state for group in groups for state in _states(group)],
         "shared": shared_warnings([finding(group.summary) for group in groups]),
         "priors": _prior_table(groups, names),
