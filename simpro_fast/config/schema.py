@@ -252,9 +252,7 @@ class Config(Section):
                 f"model.lora_rank={self.model.lora_rank} changes what the backbone gives, and "
                 "train.features caches that of a frozen one; leave one of them out"
             )
-        if self.optim.layer_decay != 1 and (
-            self.model.lora_rank or self.train.features or not self.optim.backbone_lr_scale
-        ):
+        if self.optim.layer_decay != 1 and (self.freezes_backbone or self.train.features):
             raise ValueError(
                 f"optim.layer_decay={self.optim.layer_decay:g} is for a backbone that learns, and "
                 "model.lora_rank, train.features and optim.backbone_lr_scale=0 freeze it; leave "
@@ -283,6 +281,11 @@ class Config(Section):
     def strong_views(self) -> int:
         """Strong views per unlabeled image (V)."""
         return self.data.strong_views or self.method.views[1]
+
+    @property
+    def freezes_backbone(self) -> bool:
+        """Whether the backbone within the network keeps its weights; see `freeze_backbone`."""
+        return self.model.lora_rank > 0 or self.optim.backbone_lr_scale == 0
 
     def micro_batches(self, world_size: int) -> int:
         """Forward passes per step on each of `world_size` ranks."""

@@ -162,6 +162,20 @@ def freeze_backbone(network: nn.Module) -> None:
             module.eval()
 
 
+def frozen_names(network: nn.Module) -> set[str]:
+    """Names, in the state dict, of what `freeze_backbone` holds: weights, and buffers beside them.
+
+    Running statistics are such buffers.
+    """
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in network.named_modules()
+        if (own := dict(module.named_parameters(recurse=False)))
+        and not any(parameter.requires_grad for parameter in own.values())
+        for name in (*own, *dict(module.named_buffers(recurse=False)))
+    }
+
+
 Output = Tensor | tuple[Tensor, Tensor]
 """Of a network: logits, or with `with_features` logits and what the heads have seen."""
 

@@ -245,7 +245,9 @@ def _refuse_changes(path: Path, before: Config, now: Config) -> None:
 
 
 def _check_weights(path: Path, saved: str | None, config: Config) -> None:
-    """The checkpoint holds the weights; the file they came from is compared if it is still there.
+    """The file that the weights came from is compared if it is still there.
+
+    It may be gone where the checkpoint holds all weights; a frozen backbone is read from it.
 
     Raises:
         UserError: it is another file now.
@@ -257,6 +259,11 @@ def _check_weights(path: Path, saved: str | None, config: Config) -> None:
     except UserError:
         file = None
     if file is None or not file.exists():
+        if config.freezes_backbone:
+            raise UserError(
+                f"model.weights={config.model.weights} is gone, and {path} leaves the frozen "
+                "backbone to it; restore the file, or give model.weights=FILE with its new place"
+            )
         logger.info("%s is gone; the weights are in %s", config.model.weights, path)
     elif (digest := weights_sha256(file)) != saved:
         raise UserError(

@@ -164,7 +164,8 @@ def build_student(setup: Setup, *, fresh: bool) -> tuple[nn.Module, PretrainedRe
     """The network on the ranks' device, equal on all of them, and what `model.weights` filled.
 
     Args:
-        fresh: False leaves `model.weights` alone, since a checkpoint holds the weights itself.
+        fresh: False leaves `model.weights` alone where a checkpoint holds all weights: where no
+            backbone is frozen.
     """
     config, ranks, needs = setup.config, setup.ranks, setup.needs
     if isinstance(setup.dataset, FeatureDataset) and needs.branches:
@@ -182,7 +183,8 @@ def build_student(setup: Setup, *, fresh: bool) -> tuple[nn.Module, PretrainedRe
         with_features=bool(needs.features or needs.teacher or needs.head),
     )
     pretrained: PretrainedReport | None = None
-    if fresh and (file := weights_file(config.model)) is not None:
+    asked = fresh or config.freezes_backbone
+    if asked and (file := weights_file(config.model)) is not None:
         pretrained = load_pretrained(model, file)
         ranks.agree_on({"file of model.weights": pretrained.sha256[:12]})
         if not pretrained.head:

@@ -2,7 +2,8 @@
 
 step        int, steps trained
 tensors     {name: tensor}, equal on all ranks: `model/...`, `average/...`, `method/...`,
-            `optimizer/<slot>/<weight>`, `history/...`, `phase`, `pseudo_labeled/...`
+            `optimizer/<slot>/<weight>`, `history/...`, `phase`, `pseudo_labeled/...`; without
+            what a frozen backbone has from the file of initial weights
 per_rank    {name: [ranks, n]}, counts since the last update of the priors
 row         metrics of a period that has ended and is not evaluated yet, else {}
 config      the resolved configuration
@@ -47,9 +48,14 @@ def run_tensors(algorithm: Step, state: RunState) -> Tensors:
     """All that must come back equal on every rank; every rank calls it."""
     saved, method = algorithm.engine.save(), algorithm.method
     counts = set(method.rank_counts)
+    networks = {"model": saved["model"], "average": algorithm.average.state_dict()}
     found = {
-        **_named("model", saved["model"]),
-        **_named("average", algorithm.average.state_dict()),
+        **{
+            f"{part}/{name}": tensor
+            for part, state_dict in networks.items()
+            for name, tensor in state_dict.items()
+            if name not in algorithm.frozen
+        },
         **_named("method", {k: v for k, v in method.state_dict().items() if k not in counts}),
         "history/top1": torch.tensor(state.top1, dtype=torch.float64),
         "history/seconds": torch.tensor(state.seconds, dtype=torch.float64),
@@ -86,8 +92,11 @@ def load_run_tensors(
     for name, value in _under("optimizer", tensors):
         slot, _, weight = name.partition("/")
         slots.setdefault(weight, {})[slot] = value
-    algorithm.engine.load({"model": dict(_under("model", tensors)), "optimizer": slots})
-    algorithm.average.load_state_dict(dict(_under("average", tensors)))
+    own = algorithm.student.state_dict()
+    frozen = {name: own[name] for name in algorithm.frozen}
+    model, average = ({**frozen, **dict(_under(part, tensors))} for part in ("model", "average"))
+    algorithm.engine.load({"model": model, "optimizer": slots})
+    algorithm.average.load_state_dict(average)
     counts = {name: getattr(method, name) for name in method.rank_counts}
     method.load_state_dict({**counts, **dict(_under("method", tensors))})
     method.phase = int(tensors["phase"])

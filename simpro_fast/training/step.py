@@ -22,10 +22,12 @@ from simpro_fast.methods import Heads, Method, MethodOutput
 from simpro_fast.models import (
     ModelEMA,
     MultiHead,
+    PretrainedReport,
     UnitRows,
     average_buffers,
     batch_norm_share,
     first_rank_buffers,
+    frozen_names,
     head_of,
     head_tensors,
     merged_state,
@@ -43,13 +45,15 @@ class Step:
 
     Args:
         setup: the experiment.
-        fresh: False leaves `model.weights` alone, since a checkpoint holds the weights itself.
+        fresh: see `build_student`.
 
     Attributes:
         engine: forward, backward and optimizer step of the student.
         method: pseudo-labels, losses and priors.
         average: of the student's weights; what is evaluated and exported.
         pretrained: what `model.weights` filled; None: nothing.
+        frozen: names of the weights and buffers that stay as `model.weights` has them, so that
+            checkpoints hold the digest of that file in their place.
     """
 
     def __init__(self, setup: Setup, *, fresh: bool) -> None:
@@ -59,6 +63,7 @@ class Step:
         self.method: Method = build_run_method(setup, student)
         self.average = ModelEMA(student, config.train.ema_decay, warmup=config.train.ema_warmup)
         self.engine: Engine = build_engine(config, student, setup.ranks)
+        self.frozen = _in_weights_file(student, self.pretrained)
         self._rows = setup.layout.part(setup.micro_batches).rows_by_kind
         # Batch norms that each rank keeps for itself would diverge; synchronised ones are equal.
         share = {"average_buffers": average_buffers, False: first_rank_buffers}
@@ -275,3 +280,15 @@ def with_uniforms(batch: Batch, setup: Setup) -> Batch:
             values = values.pin_memory()
         drawn.append(values.to(ranks.device, non_blocking=True))
     return replace(batch, uniform_labeled=drawn[0], uniform_unlabeled=drawn[1])
+
+
+def _in_weights_file(network: nn.Module, report: PretrainedReport | None) -> set[str]:
+    """Names of what is frozen and came from the file, LoRA's base layers under their own names."""
+    if report is None:
+        return set()
+    missing = set(report.missing)
+    return {
+        name
+        for name in frozen_names(network)
+        if missing.isdisjoint((name, name.replace(".base.", ".")))
+    }

@@ -20,9 +20,10 @@ from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.models import build_model, load_pretrained
 from simpro_fast.models.lora import give_lora, lora_layers, merge
+from simpro_fast.run.checkpoint import read_checkpoint
 from simpro_fast.training.engine.optim import build_optimizer
 from simpro_fast.training.trainer import Trainer
-from simpro_fast.utils.errors import ConfigError
+from simpro_fast.utils.errors import ConfigError, UserError
 from tests.distributed.outcomes import outcome
 from tests.equality import assert_bit_equal, assert_close
 from tests.training.test_method_protocol import interrupted
@@ -140,6 +141,38 @@ def test_an_interrupted_run_equals_the_unbroken_one(lora: MakeConfig, engine: st
     train(unbroken)
     interrupted(broken, 7)
     outcome(broken).assert_equal(outcome(unbroken))
+
+
+def test_checkpoints_leave_the_frozen_backbone_to_its_file(
+    lora: MakeConfig, tmp_path: Path
+) -> None:
+    """Also what is missing there is kept; with another place of the file the run goes on."""
+    weights = tmp_path / "vit.safetensors"
+    state = load_file(weights)
+    del state["blocks.0.attn.qkv.bias"]
+    save_file(state, weights)
+    config = lora({"checkpoint.every": 8})
+    trainer = Trainer(config, start_ranks(config))
+    for _ in range(8):
+        trainer.train_step()
+    trainer.save()
+    before = trainer.algorithm
+    student, average = state_of(before.student), state_of(before.average.module)
+    trainer.close()
+    (path,) = config.run_dir.glob("checkpoints/*.pt")
+    adapters = {f"{p}.{name}" for p, _ in lora_layers(before.student) for name in "ab"}
+    kept = adapters | {"head.weight", "head.bias", "blocks.0.attn.qkv.base.bias"}
+    tensors = read_checkpoint(path)["tensors"]
+    for part in ("model", "average"):
+        assert {n.removeprefix(f"{part}/") for n in tensors if n.startswith(f"{part}/")} == kept
+    weights.rename(tmp_path / "moved.safetensors")
+    with pytest.raises(UserError, match=r"vit\.safetensors is gone, and .*\.pt leaves the frozen"):
+        Trainer(config, start_ranks(config))
+    moved = lora({"checkpoint.every": 8, "model.weights": str(tmp_path / "moved.safetensors")})
+    again = Trainer(moved, start_ranks(moved))
+    again.close()
+    assert_bit_equal(state_of(again.algorithm.student), student)
+    assert_bit_equal(state_of(again.algorithm.average.module), average)
 
 
 def test_what_lora_cannot_tune_is_one_line(tiny: MakeConfig) -> None:
