@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from simpro_fast.utils.errors import ConfigError
 
-LAYERS = ("qkv", "proj", "fc1", "fc2")
-"""Names, within timm's `blocks`, of the linear layers of attention and MLP."""
+LAYERS = ("qkv", "q_proj", "k_proj", "v_proj", "proj", "fc1", "fc1_g", "fc1_x", "fc2")
+"""Names, within timm's `blocks`, of the linear layers of attention and MLP; EVA has them apart."""
 
 
 class LoraLinear(nn.Module):

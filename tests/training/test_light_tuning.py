@@ -55,15 +55,24 @@ def state_of(network: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in network.state_dict().items()}
 
 
-@pytest.mark.parametrize("kind", ["VisionTransformer", "Beit"])
-def test_first_the_network_itself_and_merged_what_was_trained(kind: str) -> None:
+APART = {"qkv_fused": False, "swiglu_mlp": True, "scale_mlp": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "parts", "layers"),
+    [("VisionTransformer", {}, 4), ("Beit", {}, 4), ("Eva", APART, 7)],
+    ids=["vit", "beit", "eva"],
+)
+def test_first_the_network_itself_and_merged_what_was_trained(
+    kind: str, parts: dict[str, Any], layers: int
+) -> None:
     """Also where attention applies the weight of its layer itself, as in BEiT."""
     shape = {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
-    plain = getattr(timm.models, kind)(**shape).eval()
+    plain = getattr(timm.models, kind)(**shape, **parts).eval()
     nn.init.normal_(plain.head.weight)
     network = copy.deepcopy(plain)
     give_lora(network, kind, 3, seed=1)
-    assert len(list(lora_layers(network))) == 4 * len(network.blocks)
+    assert len(list(lora_layers(network))) == layers * len(network.blocks)
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert_close(network(images), plain(images), 0.0)
