@@ -11,7 +11,13 @@ import numpy as np
 
 from simpro_fast.answers.estimation.bayesian import bayesian_shares
 from simpro_fast.answers.estimation.calibration import chance_warning
-from simpro_fast.answers.estimation.point_shares import black_box_shares, em_shares
+from simpro_fast.answers.estimation.point_shares import (
+    black_box_shares,
+    calibrated_posteriors,
+    em_shares,
+)
+from simpro_fast.answers.evaluation import TEMPERATURE_NUMBERS
+from simpro_fast.answers.labeled import LabeledLogits
 from simpro_fast.answers.model import TrainedModel
 from simpro_fast.answers.predict import Unreadable, classify, item_pixels
 from simpro_fast.answers.sources import Item
@@ -129,17 +135,22 @@ def estimate_shares(
 
 
 def estimates(
-    model: TrainedModel, images: Predicted, confusion: np.ndarray | None, seed: int
+    model: TrainedModel,
+    images: Predicted,
+    confusion: np.ndarray | None,
+    seed: int,
+    known: LabeledLogits | None = None,
 ) -> dict[str, Any]:
     """The content of shares.json that is estimated.
 
     Args:
         confusion: validation counts [K, K]; None: a point estimate without an interval.
+        known: the validation images, where their logits are at hand, for `em_calibrated`.
 
     Returns:
         `images`, `method`, `level`, `converged`, `em_images`, `rows` ({class, estimate, low, high,
-        method, predicted, black_box, em, mean_posterior, pi_u}: shares of 1, null where there is
-        none), `warnings`.
+        method, predicted, black_box, em_calibrated, em, mean_posterior, pi_u}: shares of 1, null
+        where there is none), `warnings`.
     """
     file, names = model.file, model.class_names
     em = em_shares(model.probabilities(images.logits, file.phi), np.array(file.phi))
@@ -148,6 +159,7 @@ def estimates(
     beside: dict[str, np.ndarray | list[None]] = {
         "predicted": images.predicted / images.images,
         "black_box": [None] * len(names),
+        "em_calibrated": [None] * len(names),
         "em": em.shares,
         "mean_posterior": mean_posterior,
         "pi_u": pi_u,
@@ -166,13 +178,17 @@ def estimates(
         }
         warnings.append(
             "without validation images there is no interval, and nothing says how far the estimate "
-            "is off; give --calibrate VAL, some images of every class with known classes"
+            "is off; give --calibrate VAL, some images of every class with known classes, or train "
+            "on cached features (train.features=auto) and give --out-of-fold 5"
         )
     else:
         found = estimate_shares(names, confusion, images.predicted, seed)
         beside["black_box"] = black_box_shares(confusion, images.predicted)
         warnings += _doubts(names, confusion, found)
-        for name, other in (("EM", em.shares), ("pi_u of the training", pi_u)):
+        others = {"EM": em.shares, "pi_u of the training": pi_u}
+        if known is not None:
+            others["EM"] = beside["em_calibrated"] = _calibrated(model, known, images)
+        for name, other in others.items():
             warnings += _disagreement(name, other, found["rows"])
     for k, row in enumerate(found["rows"]):
         row["method"] = found["method"]
@@ -184,6 +200,17 @@ def estimates(
         "em_images": len(images.logits),
         "warnings": warnings,
     }
+
+
+def _calibrated(model: TrainedModel, known: LabeledLogits, images: Predicted) -> np.ndarray:
+    """Shares [K] by EM from calibrated posteriors, with one more image of every class."""
+    every = -(-known.logits.size // TEMPERATURE_NUMBERS)
+    scores, asked = (
+        np.log(np.maximum(model.probabilities(logits, "uniform"), 1e-300))
+        for logits in (known.logits[::every], images.logits)
+    )
+    posteriors = calibrated_posteriors(scores, known.targets[::every], asked)
+    return em_shares(posteriors, np.ones(len(model.class_names)), pseudo_images=1).shares
 
 
 def _doubts(names: Sequence[str], confusion: np.ndarray, estimate: dict[str, Any]) -> list[str]:

@@ -17,6 +17,7 @@ from simpro_fast.data.datasets.registry import dataset_names, load_dataset
 from simpro_fast.data.files.manifest import Row
 from simpro_fast.data.files.square import read_square
 from simpro_fast.data.splits.split import Split, load_split
+from simpro_fast.models import needs_import
 from simpro_fast.run.files import ENVIRONMENT, read_environment
 from simpro_fast.utils.errors import UserError
 
@@ -50,6 +51,26 @@ def square_of(images: np.ndarray, row: int) -> np.ndarray:
     return np.asarray(images[row])
 
 
+def trusted_config(run_dir: Path, *, trust_code: bool) -> Config:
+    """The configuration of a run, whose data set, method or network somebody may have written;
+    arguments and errors as of `unlabeled_set`."""
+    config_path = run_dir / "config.yaml"
+    if not config_path.is_file():
+        raise UserError(f"{run_dir}: not a run directory (it has no config.yaml)")
+    config = read_saved_config(config_path)
+    foreign = [
+        *([f"method {config.method.name}"] if config.method.name not in METHODS else []),
+        *([f"data set {config.data.name}"] if config.data.name not in dataset_names() else []),
+        *([f"network {config.model.name}"] if needs_import(config.model.name) else []),
+    ]
+    if foreign and not trust_code:
+        raise UserError(
+            f"{run_dir}: its {' and '.join(foreign)} is code outside simpro_fast; if you trust "
+            "it, give --trust-code"
+        )
+    return load_config(config_path) if foreign else config
+
+
 def unlabeled_set(run_dir: Path, *, trust_code: bool = False) -> UnlabeledSet:
     """The images that a run was trained on, by its `config.yaml`, `split.npz` and `model.json`.
 
@@ -61,21 +82,7 @@ def unlabeled_set(run_dir: Path, *, trust_code: bool = False) -> UnlabeledSet:
         UserError: not the directory of a finished run, the data set is another one by now, or code
             that is not trusted would be needed.
     """
-    config_path = run_dir / "config.yaml"
-    if not config_path.is_file():
-        raise UserError(f"{run_dir}: not a run directory (it has no config.yaml)")
-    config = read_saved_config(config_path)
-    foreign = [
-        *([f"method {config.method.name}"] if config.method.name not in METHODS else []),
-        *([f"data set {config.data.name}"] if config.data.name not in dataset_names() else []),
-    ]
-    if foreign and not trust_code:
-        raise UserError(
-            f"{run_dir}: its {' and '.join(foreign)} is code outside simpro_fast; if you trust "
-            "it, give --trust-code"
-        )
-    if foreign:
-        config = load_config(config_path)
+    config = trusted_config(run_dir, trust_code=trust_code)
     split = load_split(run_dir)
     file = read_model_file(run_dir / DESCRIPTION)
     seen = {"mean": file.mean, "std": file.std, "interpolation": file.interpolation}

@@ -10,9 +10,9 @@ import torch
 
 from simpro_fast.answers.model_file import DESCRIPTION, read_model_file
 from simpro_fast.answers.outputs import Outputs
+from simpro_fast.answers.unlabeled import trusted_config
 from simpro_fast.answers.writers import Array, Columns, Format, table_format
 from simpro_fast.cli.ending import DONE
-from simpro_fast.config.saved import read_saved_config
 from simpro_fast.data.datasets.image_list import ImageListDataset
 from simpro_fast.data.features import FeatureDataset
 from simpro_fast.data.splits.split import Split
@@ -37,7 +37,7 @@ def predict_out_of_fold(options: Namespace) -> int:
     output: Path | None = options.output
     if output is None:
         raise ConfigError("--out-of-fold needs --output FILE")
-    config = read_saved_config(Path(options.model) / "config.yaml")
+    config = trusted_config(Path(options.model), trust_code=options.trust_code)
     files: dict[Path, Format] = {output: table_format(output, KINDS)}
     if options.logits:
         files[options.logits] = Array(len(read_model_file(Path(options.model) / DESCRIPTION).phi))

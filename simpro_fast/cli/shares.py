@@ -13,15 +13,19 @@ from typing import Any
 import numpy as np
 
 from simpro_fast.answers.class_shares import estimates, look_at, sample
-from simpro_fast.answers.labeled import labeled_logits
+from simpro_fast.answers.labeled import LabeledLogits, labeled_logits
 from simpro_fast.answers.model import load_model
+from simpro_fast.answers.predict import Unreadable
 from simpro_fast.answers.report.verb_figures import shares_figure
 from simpro_fast.answers.sources import Sources
+from simpro_fast.answers.unlabeled import trusted_config
 from simpro_fast.cli.answers import Files, common_flags, conclude, output_files
 from simpro_fast.cli.ending import verb
 from simpro_fast.cli.parser import CommandParser, positive
 from simpro_fast.utils.atomic_write import write_json
 from simpro_fast.utils.claimed_files import check_same
+from simpro_fast.utils.errors import ConfigError
+from simpro_fast.utils.logs import log_to_terminal
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.printable import printable
 from simpro_fast.utils.progress import ProgressBar
@@ -34,7 +38,8 @@ Estimate the class shares of unlabeled images, with 95 % intervals.
 FOLDER is a folder, an image, a pattern, a tar shard, a manifest, or - for a list of paths on
 standard input. --calibrate VAL is a folder with one subfolder per class (or a manifest with labels)
 of images that were not trained on: they tell what each class is taken for. Without it the counts
-that the model brings from its own test set are used, and without those there is no interval.
+that the model brings from its own test set are used, and without those there is no interval, unless
+--out-of-fold K asks the labeled images of a run on cached features.
 
 examples:
   simpro-fast shares runs/mine/seed1 photos/unlabeled --calibrate photos/val
@@ -53,19 +58,34 @@ USED_IN_TRAINING = (
     "wrong otherwise than on VAL, and intervals may miss"
 )
 _CLASSES_SHOWN = 50
+_NOT_A_PATH = {
+    "model": "the model's own test",
+    "out of fold": "the labeled ones, each by a head that has not seen it",
+}
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = CommandParser("simpro-fast shares", DESCRIPTION, EPILOG)
     parser.add_argument("model", type=Path, metavar="MODEL", help="run directory or its weights")
     parser.add_argument("folders", metavar="FOLDER", nargs="+", help="the images, see above")
-    parser.add_argument("--calibrate", type=Path, metavar="VAL", help="images with known classes")
+    known = parser.add_mutually_exclusive_group()
+    known.add_argument("--calibrate", type=Path, metavar="VAL", help="images with known classes")
+    known.add_argument(
+        "--out-of-fold",
+        type=positive,
+        metavar="K",
+        help="calibrate with the labeled images of the run (on cached features), each by a head "
+        "that K-fold training has not shown it to",
+    )
     parser.add_argument(
         "--sample", type=positive, metavar="N", help="look at N images, drawn evenly (all)"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of all draws (1)")
     common_flags(parser)
-    return parser.parse(arguments)
+    options = parser.parse(arguments)
+    if options.out_of_fold == 1:
+        raise ConfigError("--out-of-fold needs two folds or more")
+    return options
 
 
 @verb
@@ -85,12 +105,18 @@ def _run(options: argparse.Namespace, files: Files) -> int:
     }
     notes: list[str] = []
     confusion, calibration = _known(model.file.confusion), {"from": "model", "images": 0}
+    known: LabeledLogits | None = None
     if options.calibrate is not None:
         progress = ProgressBar("calibrated with", "images", shown=not options.quiet)
-        found = labeled_logits(model, options.calibrate, **shape, progress=progress)
+        known = labeled_logits(model, options.calibrate, **shape, progress=progress)
         progress.close()
-        confusion, calibration["from"] = found.confusion, str(options.calibrate)
-        notes += found.notes
+        calibration["from"] = str(options.calibrate)
+        notes += known.notes
+    elif options.out_of_fold:
+        known = _out_of_fold(options)
+        calibration["from"] = "out of fold"
+    if known is not None:
+        confusion = known.confusion
     calibration["images"] = 0 if confusion is None else int(confusion.sum())
     items = iter(sources)
     if options.sample:
@@ -98,10 +124,8 @@ def _run(options: argparse.Namespace, files: Files) -> int:
     progress = ProgressBar("classified", "images", shown=not options.quiet)
     images = look_at(model, items, seed=options.seed, **shape, progress=progress)
     progress.close()
-    unreadable = images.unreadable
-    if options.calibrate is not None:
-        unreadable = unreadable + found.unreadable
-    answer = estimates(model, images, confusion, options.seed)
+    unreadable = images.unreadable + (Unreadable() if known is None else known.unreadable)
+    answer = estimates(model, images, confusion, options.seed, known)
     document = {
         "model": str(options.model),
         "sources": list(options.folders),
@@ -128,8 +152,20 @@ def _run(options: argparse.Namespace, files: Files) -> int:
         for line in _lines(document):
             print(line)  # names in it are made fit to be shown
     notes = [*(f"warning: {text}" for text in document["warnings"]), *notes]
-    classified = images.images + (0 if options.calibrate is None else len(found.targets))
+    classified = images.images + (0 if known is None else len(known.targets))
     return conclude(options, notes, unreadable, classified + unreadable.count)
+
+
+def _out_of_fold(options: argparse.Namespace) -> LabeledLogits:
+    """The labeled images of the run, by heads that have not seen them."""
+    from simpro_fast.distributed.process_group import start_ranks
+    from simpro_fast.training.out_of_fold import out_of_fold_logits
+
+    run = options.model if options.model.is_dir() else options.model.parent
+    config = trusted_config(run, trust_code=options.trust_code)
+    log_to_terminal(not options.quiet)
+    dataset, split, logits = out_of_fold_logits(config, start_ranks(config), options.out_of_fold)
+    return LabeledLogits(logits, dataset.labels[split.labeled])
 
 
 def _known(confusion: tuple[tuple[int, ...], ...] | None) -> np.ndarray | None:
@@ -139,25 +175,21 @@ def _known(confusion: tuple[tuple[int, ...], ...] | None) -> np.ndarray | None:
 
 def _lines(document: dict[str, Any]) -> list[str]:
     rows = sorted(document["rows"], key=lambda row: -row["estimate"])
-    table = plain_table(
-        f"share in {document['images']:,} images, %",
-        "estimate",
-        "95 % interval",
-        "EM",
-        "mean posterior",
-        "pi_u",
-    )
+    titles = {"estimate": "estimate", "low": "95 % interval", "em": "EM"}
+    if rows[0]["em_calibrated"] is not None:
+        titles = {"em_calibrated": "EM, calibrated", **titles}
+    titles |= {"mean_posterior": "mean posterior", "pi_u": "pi_u"}
+    table = plain_table(f"share in {document['images']:,} images, %", *titles.values())
     for row in rows[:_CLASSES_SHOWN]:
-        bounds = (
-            "none" if row["low"] is None else f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"
-        )
-        others = (f"{100 * row[key]:.1f}" for key in ("em", "mean_posterior", "pi_u"))
-        table.add_row(printable(row["class"]), f"{100 * row['estimate']:.1f}", bounds, *others)
+        shown = {key: "none" if row[key] is None else f"{100 * row[key]:.1f}" for key in titles}
+        if row["low"] is not None:
+            shown["low"] += f" to {100 * row['high']:.1f}"
+        table.add_row(printable(row["class"]), *shown.values())
     lines = rendered(table, sys.stdout).splitlines()
     if len(rows) > _CLASSES_SHOWN:
         lines.append(f"(the {_CLASSES_SHOWN} largest of {len(rows)}; shares.json has all)")
     known = document["calibration"]
     if known:
-        where = "the model's own test" if known["from"] == "model" else printable(known["from"])
+        where = _NOT_A_PATH.get(known["from"], printable(known["from"]))
         lines.append(f"calibrated with {known['images']:,} images of {where}")
     return lines

@@ -178,6 +178,8 @@ def test_shares_with_the_counts_of_the_model(
     assert Image.open(tmp_path / "out/shares.png").size[0] > 300
     calibrated = ("--calibrate", folders / "val", "--no-figures")
     given = command("shares", config.run_dir, folders / "unlabeled", *calibrated)[1]
+    assert sum(row.pop("em_calibrated") for row in given["rows"]) == pytest.approx(1)
+    assert {row.pop("em_calibrated") for row in rows} == {None}, "these logits are not at hand"
     assert given["rows"] == rows, "a function of images, counts and seed"
     assert given["calibration"] == {"from": str(folders / "val"), "images": 100}
 

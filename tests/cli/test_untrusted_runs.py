@@ -93,6 +93,7 @@ def test_no_verb_imports_what_a_run_names(
         "report": (0, ["report", place, "--json"]),
         "evaluate": (1, ["evaluate", place, "--no-figures"]),
         "pseudo": (1, ["pseudo", place]),
+        "out of fold": (1, ["predict", place, "--out-of-fold", "2", "--output", "fold.csv"]),
         "predict": (network, ["predict", place, "photo.png", "--output", "out.csv"]),
         "shares": (network, ["shares", place, "photo.png", "--no-figures"]),
         "export": (network, ["export", place, "--hub", "hub"]),
@@ -105,7 +106,7 @@ def test_no_verb_imports_what_a_run_names(
         assert ended == code, (what, said.err)
         assert "Traceback" not in said.err, what
         assert not marker.exists() and MODULE not in sys.modules, what
-        if what in ("pseudo", "evaluate"):
+        if what in ("pseudo", "evaluate", "out of fold"):
             assert "code outside simpro_fast; if you trust it, give --trust-code" in said.err
 
 

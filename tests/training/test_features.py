@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 
 from simpro_fast import load_model
+from simpro_fast.answers.estimation.bayesian import bayesian_shares
 from simpro_fast.answers.evaluation import network_input
 from simpro_fast.cli.entry import run as run_verb
 from simpro_fast.config import Config
@@ -228,7 +230,10 @@ def test_labeled_images_are_predicted_by_heads_that_have_not_seen_them(
 ) -> None:
     config = of_backbone({"train.steps": 40, "checkpoint.every": 40, "optim.lr": 0.1})
     train(config)
-    table, logits = tmp_path / "labels.csv", tmp_path / "labels.npy"
+    table, logits, pictures = (tmp_path / name for name in ("labels.csv", "labels.npy", "seen"))
+    pictures.mkdir()
+    for row, image in enumerate(load_dataset(config.data).unlabeled_pool[:30]):
+        Image.fromarray(np.asarray(image)).save(pictures / f"{row}.png")
     words = [str(config.run_dir), "--out-of-fold", "4", "--output", str(table)]
     assert run_verb("predict", [*words, "--logits", str(logits)]) == 0
     split = np.load(config.run_dir / "split.npz")
@@ -248,10 +253,27 @@ def test_labeled_images_are_predicted_by_heads_that_have_not_seen_them(
     assert 0.2 < (found.argmax(1) == labels).mean() < 1
     assert run_verb("predict", words) != 0 and "--overwrite" in capsys.readouterr().err
     assert run_verb("predict", [str(config.run_dir), "--output", str(table)]) == 2
+    answer = tmp_path / "shares"
+    asked = [str(config.run_dir), str(pictures), "--out-of-fold", "4", "--output", str(answer)]
+    assert run_verb("shares", [*asked, "--no-figures"]) == 0
+    assert "images of the labeled ones, each by a head that has not seen it" in (
+        capsys.readouterr().out
+    )
+    said = json.loads((answer / "shares.json").read_text())
+    assert said["calibration"] == {"from": "out of fold", "images": len(labels)}
+    confusion = np.zeros((10, 10), np.int64)
+    np.add.at(confusion, (labels, found.argmax(1)), 1)
+    seen = np.array([row["predicted"] for row in said["rows"]]) * said["images"]
+    expected = bayesian_shares(confusion, np.round(seen).astype(int), seed=1)
+    np.testing.assert_allclose([row["low"] for row in said["rows"]], expected.low)
+    assert all(row["em_calibrated"] is not None for row in said["rows"])
     whole = of_backbone({"train.features": None, "name": "whole"})
     train(whole)
     words[0], words[-1] = str(whole.run_dir), str(tmp_path / "other.csv")
     assert run_verb("predict", words) == 2
+    assert "train.features=auto" in capsys.readouterr().err
+    asked[0], asked[-1] = str(whole.run_dir), str(tmp_path / "whole")
+    assert run_verb("shares", [*asked, "--no-figures"]) == 2
     assert "train.features=auto" in capsys.readouterr().err
 
 

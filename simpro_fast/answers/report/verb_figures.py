@@ -75,7 +75,9 @@ def shares_figure(document: dict[str, Any], path: Path) -> None:
             axes.vlines(places, low, high, _BLUE, lw=2.5)
     for key, title, colour, marker in (
         ("pi_u", "pi_u of the training", _ORANGE, "D"),
-        ("em", "EM", _GREEN, "x"),
+        ("em", "EM", _GREEN, "x")
+        if rows[0]["em_calibrated"] is None
+        else ("em_calibrated", "EM, calibrated", _GREEN, "x"),
         ("mean_posterior", "mean posterior", MUTED, "_"),
     ):
         shares = 100 * np.array([row[key] for row in rows])
