@@ -44,13 +44,14 @@ class Reservoir:
         return np.where(drawn < self._size, drawn, -1)
 
 
-def sample(items: Iterable[Item], size: int, seed: int) -> list[Item]:
-    """`size` items drawn evenly from a stream of any length, in its order."""
+def sample(items: Iterable[Item], size: int, seed: int) -> tuple[list[Item], int]:
+    """`size` items drawn evenly from a stream of any length, in its order, and how many others."""
     reservoir, kept = Reservoir(size, seed), dict[int, tuple[int, Item]]()
     for number, item in enumerate(items):
         if (place := int(reservoir.places(1)[0])) >= 0:
             kept[place] = (number, item)
-    return [item for _, item in sorted(kept.values(), key=lambda pair: pair[0])]
+    chosen = [item for _, item in sorted(kept.values(), key=lambda pair: pair[0])]
+    return chosen, reservoir.seen - len(chosen)
 
 
 @dataclass
@@ -112,19 +113,24 @@ def look_at(
 
 
 def estimate_shares(
-    class_names: Sequence[str], confusion: np.ndarray, predicted: np.ndarray, seed: int
+    class_names: Sequence[str],
+    confusion: np.ndarray,
+    predicted: np.ndarray,
+    seed: int,
+    unseen: int = 0,
 ) -> dict[str, Any]:
     """Class shares with 95 % intervals as files have them; arguments as of `bayesian_shares`.
 
     Returns:
-        `method`, `images`, `converged`, `consistent` and `rows` ({class, estimate, low, high}:
-        shares of 1).
+        `method`, `images` (classified), `unseen`, `converged`, `consistent` and `rows` ({class,
+        estimate, low, high}: shares of 1).
     """
-    found = bayesian_shares(confusion, predicted, seed=seed)
+    found = bayesian_shares(confusion, predicted, seed=seed, unseen=unseen)
     columns = zip(class_names, found.estimate, found.low, found.high, strict=True)
     return {
         "method": "bayesian",
         "images": int(predicted.sum()),
+        "unseen": unseen,
         "converged": found.converged,
         "consistent": found.consistent,
         "rows": [
@@ -140,17 +146,19 @@ def estimates(
     confusion: np.ndarray | None,
     seed: int,
     known: LabeledLogits | None = None,
+    unseen: int = 0,
 ) -> dict[str, Any]:
     """The content of shares.json that is estimated.
 
     Args:
         confusion: validation counts [K, K]; None: a point estimate without an interval.
         known: the validation images, where their logits are at hand, for `em_calibrated`.
+        unseen: further images, from which these were drawn evenly.
 
     Returns:
-        `images`, `method`, `level`, `converged`, `em_images`, `rows` ({class, estimate, low, high,
-        method, predicted, black_box, em_calibrated, em, mean_posterior, pi_u}: shares of 1, null
-        where there is none), `warnings`.
+        `images`, `unseen`, `method`, `level`, `converged`, `em_images`, `rows` ({class, estimate,
+        low, high, method, predicted, black_box, em_calibrated, em, mean_posterior, pi_u}: shares
+        of 1, null where there is none), `warnings`.
     """
     file, names = model.file, model.class_names
     em = em_shares(model.probabilities(images.logits, file.phi), np.array(file.phi))
@@ -169,6 +177,7 @@ def estimates(
         found: dict[str, Any] = {
             "method": "mean_posterior",
             "images": images.images,
+            "unseen": unseen,
             "converged": True,
             "consistent": True,
             "rows": [
@@ -182,7 +191,7 @@ def estimates(
             "on cached features (train.features=auto) and give --out-of-fold 5"
         )
     else:
-        found = estimate_shares(names, confusion, images.predicted, seed)
+        found = estimate_shares(names, confusion, images.predicted, seed, unseen)
         beside["black_box"] = black_box_shares(confusion, images.predicted)
         warnings += _doubts(names, confusion, found)
         others = {"EM": em.shares, "pi_u of the training": pi_u}

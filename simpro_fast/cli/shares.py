@@ -118,19 +118,18 @@ def _run(options: argparse.Namespace, files: Files) -> int:
     if known is not None:
         confusion = known.confusion
     calibration["images"] = 0 if confusion is None else int(confusion.sum())
-    items = iter(sources)
+    items, unseen = iter(sources), 0
     if options.sample:
-        items = iter(sample(items, options.sample, options.seed))
+        chosen, unseen = sample(items, options.sample, options.seed)
+        items = iter(chosen)
     progress = ProgressBar("classified", "images", shown=not options.quiet)
     images = look_at(model, items, seed=options.seed, **shape, progress=progress)
     progress.close()
     unreadable = images.unreadable + (Unreadable() if known is None else known.unreadable)
-    answer = estimates(model, images, confusion, options.seed, known)
+    answer = estimates(model, images, confusion, options.seed, known, unseen)
     document = {
         "model": str(options.model),
         "sources": list(options.folders),
-        "images": images.images,
-        "sample": options.sample,
         "bad_images": dict(unreadable.counts),
         "calibration": None if confusion is None else calibration,
         "seed": options.seed,
@@ -179,7 +178,9 @@ def _lines(document: dict[str, Any]) -> list[str]:
     if rows[0]["em_calibrated"] is not None:
         titles = {"em_calibrated": "EM, calibrated", **titles}
     titles |= {"mean_posterior": "mean posterior", "pi_u": "pi_u"}
-    table = plain_table(f"share in {document['images']:,} images, %", *titles.values())
+    images, unseen = document["images"], document["unseen"]
+    seen = f", {images:,} of them classified" if unseen else ""
+    table = plain_table(f"share in {images + unseen:,} images{seen}, %", *titles.values())
     for row in rows[:_CLASSES_SHOWN]:
         shown = {key: "none" if row[key] is None else f"{100 * row[key]:.1f}" for key in titles}
         if row["low"] is not None:

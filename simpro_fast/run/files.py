@@ -41,6 +41,7 @@ class SharesEstimate(FileSchema):
 
     method: str | None = None
     images: Count | None = None
+    unseen: Count | None = None
     unreadable: Count | None = None
     converged: bool | None = None
     consistent: bool | None = None

@@ -64,7 +64,8 @@ def unlabeled_shares(
     """Class shares of the unlabeled images with 95 % intervals, equal on all ranks.
 
     From the classes that the network predicts for at most `evaluate.shares_images` of them, drawn
-    by the seed and shared among the ranks, and from the confusion matrix of the test.
+    by the seed and shared among the ranks, and from the confusion matrix of the test. The intervals
+    are of all of them.
 
     Returns:
         `shares` of summary.json; None without a confusion matrix or any image to look at, or with
@@ -94,7 +95,8 @@ def unlabeled_shares(
     seen = int(predicted.sum())
     if not seen:
         return None
-    found = estimate_shares(dataset.class_names, confusion.numpy(), predicted.cpu().numpy(), seed)
+    counts, unseen = predicted.cpu().numpy(), len(split.unlabeled) - count
+    found = estimate_shares(dataset.class_names, confusion.numpy(), counts, seed, unseen)
     return {**found, "unreadable": count - seen}
 
 

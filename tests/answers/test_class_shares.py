@@ -16,12 +16,12 @@ def test_a_sample_keeps_the_order_and_prefers_nobody() -> None:
     items = [Item(str(i), "", str(i)) for i in range(4)]
     counts = np.zeros(4)
     for seed in range(2000):
-        chosen = [int(item.path) for item in sample(iter(items), 2, seed)]
+        chosen = [int(item.path) for item in sample(iter(items), 2, seed)[0]]
         assert chosen == sorted(chosen) and len(chosen) == 2
         counts[chosen] += 1
     # Standard deviation 22.4; a draw from one place too many or too few moves the last by 9 or 15.
     assert np.abs(counts - 1000).max() < 5 * 22.4
-    assert sample(iter(items), 100, 1) == items
+    assert sample(iter(items), 100, 1) == (items, 0) and sample(iter(items), 1, 1)[1] == 3
 
 
 def test_chunks_do_not_change_a_reservoir() -> None:

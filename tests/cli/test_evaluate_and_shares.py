@@ -200,7 +200,7 @@ def test_shares_of_a_sample_and_with_bad_files(
     code, said, err = command("shares", config.run_dir, folders / "unlabeled", tmp_path / "bad.png")
     assert code == 1 and "bad.png" in err and sum(said["bad_images"].values()) == 1
     some = command("shares", config.run_dir, folders / "unlabeled", "--sample", 15)[1]
-    assert some["images"] == 15 and some["sample"] == 15
+    assert some["images"] == 15 and some["unseen"] == said["images"] - 15
     other = command("shares", config.run_dir, folders / "unlabeled", "--sample", 15, "--seed", 2)[1]
     assert [r["predicted"] for r in other["rows"]] != [r["predicted"] for r in some["rows"]]
     code, _, err = command("shares", config.run_dir, tmp_path / "bad.png")

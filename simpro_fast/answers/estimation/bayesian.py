@@ -69,12 +69,14 @@ def bayesian_shares(
     predicted: np.ndarray,
     *,
     seed: int,
+    unseen: int = 0,
 ) -> ShareIntervals:
     """Posterior of the class shares of unlabeled images under a uniform prior, with 95 % intervals.
 
     The shares are those of these very images (their true classes are drawn as well), not of a
-    source that they might come from, whose shares would be less certain. Intervals are the shortest
-    ones that hold 95 % of the draws, so that they reach 0 where a class may be absent.
+    source that they might come from, whose shares would be less certain. Where only some of them
+    were classified, the classes of the others are drawn by the source's shares. Intervals are the
+    shortest ones that hold 95 % of the draws, so that they reach 0 where a class may be absent.
 
     Up to 64 classes by Gibbs sampling; the chains, which start far apart, are lengthened until they
     agree, up to 16,000 steps of each. With more classes that takes too long: there 400 independent
@@ -85,6 +87,7 @@ def bayesian_shares(
         confusion: validation counts int64 [K, K], rows true, columns predicted, at least one
             image. A class without validation images has the prior's rates, and a wide interval.
         predicted: int64 [K] unlabeled images by predicted class; at least one.
+        unseen: further images, from which these were drawn evenly.
         seed: the result is a function of it and of the counts.
     """
     rng = np.random.default_rng(seed)
@@ -92,10 +95,10 @@ def bayesian_shares(
     rows = confusion + row_prior(classes)
     sampler: Literal["gibbs", "independent"]
     if classes <= GIBBS_CLASSES:
-        sample, r_hat, surprise = _gibbs(rng, rows, confusion, predicted)
+        sample, r_hat, surprise = _gibbs(rng, rows, confusion, predicted, unseen)
         sampler = "gibbs"
     else:
-        sample, r_hat, surprise = _independent_draws(rng, rows, predicted), 1.0, 1.0
+        sample, r_hat, surprise = _independent_draws(rng, rows, predicted, unseen), 1.0, 1.0
         sampler = "independent"
     low, high = shortest_intervals(sample)
     return ShareIntervals(
@@ -121,7 +124,11 @@ def shortest_intervals(sample: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _gibbs(
-    rng: np.random.Generator, rows: np.ndarray, confusion: np.ndarray, unlabeled: np.ndarray
+    rng: np.random.Generator,
+    rows: np.ndarray,
+    confusion: np.ndarray,
+    unlabeled: np.ndarray,
+    unseen: int,
 ) -> tuple[np.ndarray, float, float]:
     """Draws [n, K] of the images' shares, how far the chains are apart, and the share of draws by
     which the counts are no surprise."""
@@ -136,10 +143,10 @@ def _gibbs(
         while len(kept) < draws:
             latent = _latent(rng, rates, shares, unlabeled)
             shares = _dirichlet(rng, 1.0 + latent.sum(axis=2))
+            kept.append(_of_all(rng, latent.sum(axis=2), shares, unseen))
             rates = _dirichlet(rng, rows + latent)
             for _ in range(_EXCHANGES):
                 rates, shares = _exchange(rng, rates, shares, rows, unlabeled)
-            kept.append(latent.sum(axis=2) / unlabeled.sum())
             if len(kept) % 10 == 0:
                 surprised.append(_as_far(rng, rates, confusion))
         sample = np.stack(kept[draws // 2 :], axis=1)
@@ -184,7 +191,7 @@ def _entropy_of(counts: np.ndarray) -> np.ndarray:
 
 
 def _independent_draws(
-    rng: np.random.Generator, rows: np.ndarray, unlabeled: np.ndarray
+    rng: np.random.Generator, rows: np.ndarray, unlabeled: np.ndarray, unseen: int
 ) -> np.ndarray:
     """Draws [n, K] of the images' shares without a chain."""
     drawn = []
@@ -193,8 +200,22 @@ def _independent_draws(
         for _ in range(_SWEEPS):
             latent = _latent(rng, rates, shares, unlabeled)
             shares = _dirichlet(rng, 1.0 + latent.sum(axis=2))
-        drawn.append(latent[0].sum(axis=1) / unlabeled.sum())
+        drawn.append(_of_all(rng, latent.sum(axis=2), shares, unseen)[0])
     return np.stack(drawn)
+
+
+def _of_all(
+    rng: np.random.Generator, counts: np.ndarray, shares: np.ndarray, unseen: int
+) -> np.ndarray:
+    """Shares [chain, K] in the images that were classified and the others together.
+
+    Args:
+        counts: [chain, K] true classes of the former. shares: [chain, K] of the source.
+    """
+    if unseen:
+        counts = counts + rng.multinomial(unseen, shares)
+    found: np.ndarray = counts / counts.sum(axis=1, keepdims=True)
+    return found
 
 
 def _exchange(

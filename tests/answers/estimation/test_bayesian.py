@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import scipy.stats
 
 from simpro_fast.answers.estimation import bayesian
 from simpro_fast.answers.estimation.bayesian import bayesian_shares, row_prior, split_r_hat
@@ -53,6 +54,21 @@ def test_shares_are_those_of_these_images():
     assert (found.high - found.low < 0.05).all() and found.consistent
     absent = bayesian_shares(np.diag([100, 100]), np.array([100, 0]), seed=1)
     assert absent.low[1] == 0 and absent.high[0] == 1
+
+
+@pytest.mark.parametrize("classes", [2, 70])
+def test_of_images_that_were_not_classified_only_the_source_is_known(classes):
+    """A network without an error on 200 of 10,000 images: the exact posterior is beta-binomial."""
+    predicted = np.full(classes, 200 // classes)
+    predicted[0] += 200 - predicted.sum()
+    found = bayesian_shares(10**6 * np.eye(classes, dtype=int), predicted, seed=1, unseen=9800)
+    a, b = predicted[0] + 1, 200 - predicted[0] + classes - 1
+    others = scipy.stats.betabinom(9800, a, b)
+    assert found.estimate[0] == pytest.approx((predicted[0] + others.mean()) / 10_000, rel=0.1)
+    held = others.cdf(1e4 * found.high[0] - predicted[0]) - others.cdf(
+        1e4 * found.low[0] - predicted[0] - 1
+    )
+    assert held == pytest.approx(0.95, abs=0.03)
 
 
 @pytest.mark.parametrize("seed", range(3))
