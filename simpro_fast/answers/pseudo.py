@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from simpro_fast.answers.model import TrainedModel
 from simpro_fast.answers.predict import Chunk, classify, forward, margin_and_entropy
-from simpro_fast.answers.queue import Measure, choose_apart, class_weights
+from simpro_fast.answers.queue import Measure, choose
 from simpro_fast.answers.unlabeled import UnlabeledSet
 from simpro_fast.methods.output import PseudoLabels
 from simpro_fast.methods.registry import build_method, setting_of
@@ -113,14 +113,9 @@ class Answers:
 
     def queue(self, count: int, *, measure: Measure, seed: int) -> np.ndarray:
         """Places int64 [at most count] of the images to label next; see `queue`."""
-        return choose_apart(
-            self.predicted,
-            -self.margin if measure == "margin" else self.entropy,
-            class_weights(self._set.split.labeled_counts, self._model.file.pi_u),
-            count,
-            seed=seed,
-            features_of=self._features,
-        )
+        uncertainty = -self.margin if measure == "margin" else self.entropy
+        readable = np.where(self.predicted >= 0, uncertainty, -np.inf)
+        return choose(readable, count, seed=seed, features_of=self._features)
 
     def _features(self, places: np.ndarray) -> np.ndarray:
         rows = self._set.dataset_rows[places].tolist()

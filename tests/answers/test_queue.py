@@ -3,46 +3,28 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from simpro_fast.answers.queue import choose, choose_apart, class_weights
-
-
-def test_rare_classes_weigh_more() -> None:
-    weights = class_weights([80, 10, 10], [0.1, 0.7, 0.2])
-    np.testing.assert_allclose(weights, [1 / 0.9, 1 / 0.8, 1 / 0.3])
-    unseen = class_weights([100, 100, 0], [1, 1, 0])
-    assert unseen[2] == pytest.approx(1 / (0.1 / 3)) and np.isfinite(unseen).all()
+from simpro_fast.answers.queue import choose
 
 
-def test_the_most_uncertain_of_every_class_and_the_rare_class_first() -> None:
-    classes = np.repeat([0, 1, 2], [50, 50, 3])
-    uncertainty = np.concatenate([np.linspace(0, 1, 50), np.linspace(1, 0, 50), [0.1, 0.3, 0.2]])
-    got = choose(classes, uncertainty, np.array([1.0, 1.0, 4.0]), 12, seed=0)
-    assert got[:3].tolist() == [101, 102, 49]  # 4, 4/3, then 1 of class 0
-    for k, first in ((0, [49, 48, 47, 46, 45]), (1, [50, 51, 52, 53]), (2, [101, 102, 100])):
-        assert got[classes[got] == k].tolist() == first
-    assert len(set(got.tolist())) == 12
+def unlike(places: np.ndarray) -> np.ndarray:
+    """Features of which no two are alike."""
+    return np.random.default_rng(0).normal(size=(1000, 64))[places]
 
 
-def test_places_are_dealt_by_weight_and_every_beginning_is_fair() -> None:
-    classes = np.tile(np.arange(3), 100)
-    weights = np.array([1.0, 2.0, 4.0])
-    got = classes[choose(classes, np.zeros(300), weights, 70, seed=1)]
-    assert np.bincount(got).tolist() == [10, 20, 40]
-    for length in range(1, 70):
-        fair = weights / 7 * length
-        assert (np.abs(np.bincount(got[:length], minlength=3) - fair) <= 1).all()
+def test_the_most_uncertain_first_and_what_is_no_candidate() -> None:
+    uncertainty = np.array([0.1, -np.inf, 0.4, 0.2, 0.3])
+    assert choose(uncertainty, 3, seed=0, features_of=unlike).tolist() == [2, 4, 3]
+    assert choose(uncertainty, 9, seed=0, features_of=unlike).tolist() == [2, 4, 3, 0]
+    assert choose(uncertainty[1:2], 9, seed=0, features_of=unlike).tolist() == []
 
 
-def test_what_is_no_candidate_and_what_chance_decides() -> None:
-    classes = np.array([0, -1, 0, 0, 1])
-    everything = choose(classes, np.zeros(5), np.ones(2), 9, seed=0)
-    assert sorted(everything.tolist()) == [0, 2, 3, 4]
-    many = np.zeros(100, np.int64)
-    one, same, other = (choose(many, np.zeros(100), np.ones(1), 9, seed=s) for s in (1, 1, 2))
-    assert one.tolist() == same.tolist() != other.tolist()
-    ranked = [choose(many, np.arange(100.0), np.ones(1), 9, seed=s).tolist() for s in (1, 2)]
+def test_chance_decides_between_equally_uncertain_images() -> None:
+    one, same, other = (
+        choose(np.zeros(100), 9, seed=s, features_of=unlike).tolist() for s in (1, 1, 2)
+    )
+    assert one == same != other and len(set(one)) == 9
+    ranked = [choose(np.arange(100.0), 9, seed=s, features_of=unlike).tolist() for s in (1, 2)]
     assert ranked[0] == ranked[1] == list(range(99, 90, -1))
 
 
@@ -52,23 +34,35 @@ def test_near_duplicates_take_one_place() -> None:
     # Ten frames of each of six scenes; those of scene 0 are the least certain.
     features = np.repeat(scenes, 10, axis=0) + 0.01 * rng.random((60, 32))
     uncertainty = np.repeat([9.0, 5, 4, 3, 2, 1], 10) + rng.random(60)
-    classes, asked = np.zeros(60, np.int64), list[int]()
+    asked = list[int]()
 
     def features_of(places: np.ndarray) -> np.ndarray:
         asked.extend(places.tolist())
         return features[places]
 
-    got = choose_apart(classes, uncertainty, np.ones(1), 4, seed=0, features_of=features_of)
+    got = choose(uncertainty, 4, seed=0, features_of=features_of)
     assert (got // 10).tolist() == [0, 1, 2, 3]
     best = [int(uncertainty[10 * s : 10 * s + 10].argmax()) + 10 * s for s in range(4)]
     assert got.tolist() == best
     assert len(asked) == len(set(asked)) == 60  # 16 first, then all, none twice
-    got = choose_apart(classes, uncertainty, np.ones(1), 30, seed=0, features_of=features_of)
+    got = choose(uncertainty, 30, seed=0, features_of=features_of)
     assert sorted(got // 10) == list(range(6))  # the rest would be copies
 
 
+def test_copies_of_one_image_take_no_place_from_its_class() -> None:
+    """40 copies on top of class 0; both classes have 160 more images, equally uncertain."""
+    uncertainty = np.concatenate([np.full(40, 2.0), np.linspace(1, 0, 320)])
+    classes = np.concatenate([np.zeros(40, int), np.tile([1, 0], 160)])
+
+    def features_of(places: np.ndarray) -> np.ndarray:
+        return unlike(np.maximum(places, 39))
+
+    for count in (4, 20, 100):
+        got = choose(uncertainty, count, seed=0, features_of=features_of)
+        assert got[0] < 40 and np.bincount(classes[got]).tolist() == [count / 2, count / 2]
+        assert got[1:].tolist() == list(range(40, 39 + count))
+
+
 def test_images_without_any_content_are_each_others_copies() -> None:
-    flat = choose(
-        np.zeros(5, np.int64), np.arange(5.0), np.ones(1), 5, seed=0, features=np.ones((5, 3))
-    )
+    flat = choose(np.arange(5.0), 5, seed=0, features_of=lambda places: np.ones((len(places), 3)))
     assert flat.tolist() == [4]

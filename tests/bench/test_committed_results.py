@@ -11,6 +11,7 @@ from tests.conftest import ROOT
 def test_tables_over_split_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     import prior_rules
+    import queue_rules
     import split_tables
 
     for table in split_tables.TABLES.values():
@@ -28,6 +29,8 @@ def test_tables_over_split_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
         if rules.exists():
             found = split_tables.read(rules)
             assert prior_rules.markdown(found) == rules.with_suffix(".md").read_text()
+    table_of_rules = queue_rules.ROWS.with_suffix(".md").read_text()
+    assert queue_rules.markdown(queue_rules.rows()) == table_of_rules
 
 
 def test_paired_differences_and_means_over_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
