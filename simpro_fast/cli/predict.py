@@ -309,7 +309,7 @@ class _Run:
             notes.append(f"warning: {chance}")
         if options.output is not None:
             notes.append(f"{counts.images:,} predictions in {options.output}")
-        return conclude(options, notes, counts.unreadable, counts.images)
+        return conclude(options, options.model, notes, counts.unreadable, counts.images)
 
 
 def _shown(columns: Columns) -> bytes:

@@ -129,7 +129,7 @@ def _run(options: argparse.Namespace, files: Files) -> int:
             print(line)  # names in it are made fit to be shown
     notes = [*(f"warning: {text}" for text in document["warnings"]), *notes]
     classified = images.images + (0 if options.calibrate is None else len(found.targets))
-    return conclude(options, notes, unreadable, classified + unreadable.count)
+    return conclude(options, options.model, notes, unreadable, classified + unreadable.count)
 
 
 def _known(confusion: tuple[tuple[int, ...], ...] | None) -> np.ndarray | None:
