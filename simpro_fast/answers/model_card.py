@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from simpro_fast.answers.estimation.calibration import chance_warning
 from simpro_fast.answers.model_file import ModelFile
 from simpro_fast.utils.printable import printable
 
@@ -110,6 +111,8 @@ def _limits(file: ModelFile) -> str:
         "Pictures of another source, or with another mixture of classes, are recognised less well "
         "than the accuracy above says.",
     ]
+    if chance := chance_warning(file.confusion):
+        lines.insert(0, f"{chance[0].upper()}{chance[1:]}.")
     return "## Limits\n\n" + "".join(f"- {line}\n" for line in lines)
 
 

@@ -121,7 +121,7 @@ def _run(options: argparse.Namespace, files: Files) -> int:
     notes = [f"warning: {chance}"] if chance else []
     notes += [*found.notes, *(f"written: {folder / name}" for name in written)]
     images = len(found.targets) + found.unreadable.count
-    return conclude(options, notes, found.unreadable, images)
+    return conclude(options, options.model, notes, found.unreadable, images)
 
 
 def _lines(document: dict[str, Any]) -> list[str]:

@@ -1,58 +1,23 @@
-"""What users of other programs mean by a flag that is a configuration key here."""
+"""The keys of the configuration, for `--help` and for flags that are keys here."""
 
 from __future__ import annotations
 
 import textwrap
 
 from simpro_fast.config import Config
+from simpro_fast.config.foreign import key_of, not_a_key, written
 from simpro_fast.config.methods import METHODS
-
-# Given to the script they would silently start something smaller than was asked for.
-_LAUNCHER_FLAGS = {
-    *("hostfile", "num-gpus", "num-nodes", "include", "exclude", "no-ssh"),
-    *("node-rank", "nnodes", "nproc-per-node", "master-addr", "master-port"),
-}
-_RESUME_FLAGS = {"resume", "continue", "restart", "resume-from"}
-_GPUS = {"gpus", "gpu", "devices", "world-size", "ngpus"}
-WORDS = {
-    "train.steps": ("epochs", "epoch", "iterations", "iters", "max-steps", "total-steps"),
-    "data.batch_size": ("bs", "batch"),
-    "data.name": ("dataset", "data-set"),
-    "data.root": ("data", "data-dir", "data-path", "data-root", "dataset-path"),
-    "data.gamma_labeled": ("gamma", "imbalance", "imb-ratio", "imb-factor"),
-    "model.name": ("model", "arch", "net", "network", "backbone"),
-    "model.weights": ("pretrained", "weights", "init", "checkpoint"),
-    "method.name": ("method", "algorithm", "alg"),
-    "method.threshold": ("p-cutoff", "cutoff"),
-    "optim.lr": ("learning-rate",),
-    "optim.weight_decay": ("wd", "decay"),
-    "optim.schedule": ("scheduler", "lr-schedule"),
-    "optim.name": ("optimizer", "opt"),
-    "output_dir": ("out", "output", "save-dir", "log-dir", "logdir", "save-path"),
-    "train.precision": ("amp", "fp16", "bf16", "half", "dtype"),
-    "train.data_threads": ("workers", "num-workers", "num-threads"),
-    "evaluate.every": ("eval-every", "eval-step", "eval-freq"),
-    "checkpoint.every": ("save-every", "save-freq"),
-}
-_EPOCHS = " (the papers' epoch is one period of train.period steps)"
 
 
 def hint(argument: str) -> str | None:
     """The end of the line about an unknown flag, or None where nothing is known about it."""
     flag, equals, value = argument.lstrip("-").partition("=")
-    name = flag.lower().replace("_", "-")
-    if name in _LAUNCHER_FLAGS:
-        return "; it is the launcher's, and belongs before launch/train.py"
-    if name in _RESUME_FLAGS:
-        return (
-            "; the same command goes on by itself from the newest checkpoint, "
-            "see checkpoint.resume=auto|none|PATH"
-        )
-    if name in _GPUS:
-        return "; ranks are the launcher's: deepspeed --num_gpus N launch/train.py ..."
-    if key := _key(name):
-        more = _EPOCHS if "epoch" in name else ""
-        return f"; it is a configuration key, without dashes: {key}={value or '...'}{more}"
+    if said := not_a_key(flag):
+        return said
+    if found := _key(flag):
+        key, more = found
+        key = key if "=" in key else f"{key}={value or '...'}"
+        return f"; it is a configuration key, without dashes: {key}{more}"
     if equals:
         return f"; configuration keys have no dashes: {argument.lstrip('-')}"
     return None
@@ -77,11 +42,9 @@ def key_lines() -> list[str]:
     return lines
 
 
-def _key(name: str) -> str | None:
-    keys = known_keys()
-    dotted = [key for key in keys if key.replace("_", "-") == name]
-    for key, words in WORDS.items():
-        if name in words:
-            return key
-    ends = [key for key in keys if key.rpartition(".")[2].replace("_", "-") == name]
-    return next(iter(dotted + ends), None)
+def _key(flag: str) -> tuple[str, str] | None:
+    keys, name = known_keys(), written(flag)
+    if dotted := [key for key in keys if written(key) == name]:
+        return dotted[0], ""
+    ends = [key for key in keys if written(key.rpartition(".")[2]) == name]
+    return key_of(flag) or next(((key, "") for key in ends), None)

@@ -305,11 +305,11 @@ class _Run:
         notes = [f"ignored: {line}" for line in self._sources.ignored.lines()]
         if repeats:
             notes.append(f"note: {repeats:,} image(s) were named before; they have a row each time")
-        if chance := chance_warning(self._model.file.confusion):
-            notes.append(f"warning: {chance}")
         if options.output is not None:
             notes.append(f"{counts.images:,} predictions in {options.output}")
-        return conclude(options, notes, counts.unreadable, counts.images)
+        if chance := chance_warning(self._model.file.confusion):
+            notes.append(f"warning: {chance}")
+        return conclude(options, options.model, notes, counts.unreadable, counts.images)
 
 
 def _shown(columns: Columns) -> bytes:

@@ -21,7 +21,7 @@ from simpro_fast.data.datasets.image_list import MEAN
 from simpro_fast.data.datasets.imagenet import IMAGENET, list_tree
 from simpro_fast.data.files.added_labels import Labeled, with_labels
 from simpro_fast.data.files.check import CACHE_NAME, check_images, nothing_to_learn_from
-from simpro_fast.data.files.decode import MEGAPIXELS
+from simpro_fast.data.files.decode import MEGAPIXELS, OK
 from simpro_fast.data.files.manifest import Manifest, read_manifest, write_manifest
 from simpro_fast.data.files.packed import is_packed, pack, packed_path
 from simpro_fast.data.files.scan_folders import scan_folders
@@ -99,7 +99,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "data.interpolation",
     )
     parser.add_argument(
-        "--init-config", type=Path, metavar="FILE", help="also write a configuration to train with"
+        "--init-config",
+        type=Path,
+        metavar="FILE",
+        help="also write a configuration to train with; the run has the name of the file",
     )
     parser.add_argument(
         "--format", choices=("csv", "parquet"), default="csv", help="format of the manifest"
@@ -181,7 +184,9 @@ def _prepare_images(options: argparse.Namespace, data: DataConfig | None) -> int
             labeled = with_labels(
                 manifest, options.output, options.add_labels, new_classes=options.new_classes
             )
-        return _write_images(options, data, labeled, ignored, started)
+        # What a list that was written before has left out.
+        left_out = {(row.path, row.member) for row in manifest.rows if row.status != OK}
+        return _write_images(options, data, labeled, ignored, started, left_out)
 
 
 def _manifest_path(options: argparse.Namespace) -> Path:
@@ -194,6 +199,7 @@ def _write_images(
     labeled: Labeled,
     ignored: Ignored,
     started: float,
+    left_out: set[tuple[str, str]],
 ) -> int:
     published, manifest = data is not None and data.name in IMAGENET, labeled.manifest
     progress = ProgressBar("decoded")
@@ -209,15 +215,16 @@ def _write_images(
     )
     progress.close()
     problems = checked.problems()
-    mode = options.on_bad_image or (data.on_bad_image if data else "error")
     asked = data or DataConfig()
+    asked = asked.model_copy(update={"on_bad_image": options.on_bad_image or asked.on_bad_image})
     for line in summary_lines(checked, ignored, sys.stdout, asked.fit):
         print(line)
     _write_json(options.output / "report.json", report(checked, ignored))
     nothing = nothing_to_learn_from(checked)
-    if problems and mode == "error":
+    refused = [row for row in problems if (row.path, row.member) not in left_out]
+    if refused and asked.on_bad_image == "error":
         raise UserError(
-            f"{len(problems)} of {len(manifest.rows)} files cannot be used (listed above, all in "
+            f"{len(refused)} of {len(manifest.rows)} files cannot be used (listed above, all in "
             f"{options.output / 'report.json'}), no manifest was written; repair or remove them, "
             "or use --on-bad-image skip" + (f". Besides, {nothing}" if nothing else "")
         )
@@ -241,7 +248,8 @@ def _write_images(
         show(f"configuration {options.init_config} exists already, and is left as it is")
     elif options.init_config:
         with replacing(options.init_config) as file:
-            file.write(suggest_config(written.usable(), path, asked, packed, options.pack))
+            name, usable = options.init_config.stem, written.usable()
+            file.write(suggest_config(name, usable, path, asked, packed, options.pack))
         show(f"configuration {options.init_config} for a GPU; its comments explain CPU use")
     seconds = time.perf_counter() - started
     known = len(manifest.rows) - checked.decoded

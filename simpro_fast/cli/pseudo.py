@@ -226,7 +226,7 @@ class _Run:
                 f"note: {len(chosen)} of {options.queue} places are filled; all other images look "
                 "like one of these"
             )
-        return conclude(options, notes, self._unreadable, len(answers))
+        return conclude(options, options.run, notes, self._unreadable, len(answers))
 
     @property
     def _unreadable(self) -> Unreadable:

@@ -13,7 +13,7 @@ from simpro_fast.answers.report.groups import check_same_split, group_runs, seed
 from simpro_fast.answers.report.paired import left_out
 from simpro_fast.answers.report.pictures import FOLDER
 from simpro_fast.answers.report.runs import Run, find_runs, load_run
-from simpro_fast.answers.report.tables import FORMATS, experiments
+from simpro_fast.answers.report.tables import FORMATS, experiments, published_commands
 from simpro_fast.answers.report.terminal import print_report, report_data
 from simpro_fast.cli.ending import DONE, about, verb
 from simpro_fast.cli.parser import CommandParser
@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "Table, figures and one HTML page of any number of runs, finished or not.\n\n"
         f"examples:\n  simpro-fast report {EXAMPLE}\n  simpro-fast report runs/digits_lt\n"
         f"  simpro-fast report {EXAMPLE} runs/digits_lt/fixmatch/seed1\n"
-        "  simpro-fast report runs --format latex > results.tex",
+        "  simpro-fast report runs --format latex > results.tex\n"
+        "  simpro-fast report --published CIFAR10-LT",
     )
     parser.add_argument(
         "runs",
@@ -60,9 +61,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="print one row for each experiment, whatever its split, beside the published number "
         "of its configuration; write no files",
     )
+    parser.add_argument(
+        "--published",
+        metavar="TABLE",
+        help="print the commands that train the cells of a published table, such as CIFAR10-LT, "
+        "each with the published accuracy; --dry-run at a command says how long it takes here",
+    )
     parser.add_common("json")
     options = parser.parse(arguments)
     named = [*options.runs, *options.compare]
+    if options.published is not None:
+        if named:
+            raise ConfigError(f"--published is about the paper's runs, without {named[0]}")
+        print("\n".join(published_commands(options.published)))
+        return DONE
     if not named:
         raise ConfigError(f"no run directory; for example simpro-fast report {EXAMPLE}")
     found = find_runs(named)

@@ -152,7 +152,7 @@ def _run(options: argparse.Namespace, files: Files) -> int:
             print(line)  # names in it are made fit to be shown
     notes = [*(f"warning: {text}" for text in document["warnings"]), *notes]
     classified = images.images + (0 if known is None else len(known.targets))
-    return conclude(options, notes, unreadable, classified + unreadable.count)
+    return conclude(options, options.model, notes, unreadable, classified + unreadable.count)
 
 
 def _out_of_fold(options: argparse.Namespace) -> LabeledLogits:

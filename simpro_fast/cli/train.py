@@ -40,7 +40,10 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--config", help="YAML file or the name of a shipped one; --config may be left out"
     )
     parser.add_argument(
-        "--print-config", action="store_true", help="print all keys with their values and exit"
+        "--print-config",
+        action="store_true",
+        help="print all keys with their values and exit; refuses what cannot be trained whatever "
+        "the data are",
     )
     parser.add_argument(
         "--dry-run",
@@ -83,6 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _sweep(options)
         config = load_config(options.config, options.overrides)
         if options.print_config:
+            from simpro_fast.training.setup import check_config
+
+            check_config(config)
             if rank == 0:
                 print(dump_config(config), end="", flush=True)
             return DONE

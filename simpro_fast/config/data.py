@@ -121,7 +121,8 @@ class DataConfig(Section):
     class fewer, so that one stays labeled."""
     on_bad_image: Literal["error", "skip"] = Field("error", **NOTHING)
     """A file that cannot be used stops the run; skip: it is left out, or, where that shows only in
-    training, another image takes its place."""
+    training, another image takes its place. The commands on a run take it for their
+    --on-bad-image."""
     max_megapixels: int = Field(179, gt=0, le=10_000, **NOTHING)
     """The largest file, in millions of pixels, that is decoded; a larger one cannot be used."""
     weak_scale: Range = (0.5, 1.0)

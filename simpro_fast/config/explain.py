@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from simpro_fast.config.foreign import key_of, not_a_key
 from simpro_fast.config.methods import METHODS, MethodConfig, methods_with
 from simpro_fast.config.schema import Config
 
@@ -117,6 +118,14 @@ def _foreign_option(keys: list[str], schema: type[Config]) -> str | None:
 def _nearest_key(keys: list[str], schema: type[Config]) -> str:
     section = _annotation(keys[:-1], schema) if len(keys) > 1 else schema
     siblings = list(section.model_fields) if hasattr(section, "model_fields") else []
+    if said := not_a_key(keys[-1]):
+        return said
+    if word := key_of(keys[-1]):
+        key, more = word
+        own = key.rpartition(".")[2]
+        mine = len(keys) > 1 and own in siblings and own != "name"
+        here = ".".join([*keys[:-1], own]) if mine else key
+        return f"; did you mean '{here}'?{more}"
     close = difflib.get_close_matches(keys[-1], siblings, n=1)
     if close:
         return f"; did you mean '{'.'.join([*keys[:-1], close[0]])}'?"

@@ -73,15 +73,15 @@ class ABC(Method):
         uniform_unlabeled: Tensor,
     ) -> MethodOutput:
         """See `Method.forward`; logits are [rows, 2, K], uniforms [images, 1]."""
-        self._check_shapes(logits_labeled, targets, logits_weak, logits_strong, 2)
-        targets, weak = self._checked_targets(targets), logits_weak.detach()
+        self.check_shapes(logits_labeled, targets, logits_weak, logits_strong, 2)
+        targets, weak = self.checked_targets(targets), logits_weak.detach()
         labeled = self._labeled_loss(logits_labeled, targets, uniform_labeled[:, 0])
         plain = pseudo_label_cross_entropy(
             weak[:, MAIN],
             logits_strong[:, MAIN],
             None,
             None,
-            self._bound,
+            self.bound,
             hard=True,
             impl=self.impl,
         )
@@ -90,7 +90,7 @@ class ABC(Method):
             logits_strong[:, BALANCED],
             None,
             None,
-            self._bound,
+            self.bound,
             reduction="none",
             impl=self.impl,
         )
@@ -100,7 +100,7 @@ class ABC(Method):
         drawn = (uniform_unlabeled[:, 0] < share).to(balanced.loss.dtype)
         rows = balanced.loss * drawn.repeat(self.strong_views)
         unlabeled = plain.loss + self.strong_views * rows.sum() / max(1, len(rows))
-        return self._counted(
+        return self.counted(
             labeled,
             unlabeled,
             targets,
@@ -127,7 +127,7 @@ class ABC(Method):
     def confident(self, logits_weak: Tensor) -> Tensor:
         """bool [N]: images that either head may learn from, by a bound lower than rounding."""
         largest = logits_weak.to(prior_dtype(logits_weak)).softmax(2).amax(2)
-        return (largest >= self._lower_bound).any(1)
+        return (largest >= self.lower_bound).any(1)
 
     def end_period(self) -> None:
         super().end_period()

@@ -86,8 +86,8 @@ class ACR(Method):
     def forward(
         self, logits_labeled: Tensor, targets: Tensor, logits_weak: Tensor, logits_strong: Tensor
     ) -> MethodOutput:
-        self._check_shapes(logits_labeled, targets, logits_weak, logits_strong, 2)
-        targets, classes = self._checked_targets(targets), self.num_classes
+        self.check_shapes(logits_labeled, targets, logits_weak, logits_strong, 2)
+        targets, classes = self.checked_targets(targets), self.num_classes
         dtype = prior_dtype(logits_weak)
         log_prior = self.prior.log()
         balance = torch.stack([0 * log_prior, self.tau_loss * log_prior]).to(dtype)
@@ -98,14 +98,14 @@ class ACR(Method):
             None,
             impl=self.impl,
         )
-        pseudo_labels, masks = self._targets(logits_weak.detach(), self._bound)
-        rows = self._hard_rows(logits_strong, pseudo_labels, masks)
+        pseudo_labels, masks = self._targets(logits_weak.detach(), self.bound)
+        rows = self.masked_cross_entropy(logits_strong, pseudo_labels, masks)
         unlabeled = 2 * rows.mean()
         mask, given = masks[:, B], pseudo_labels[:, B]
         if self.training:
             confidence, best = logits_weak[:, B].detach().to(dtype).softmax(1).max(1)
-            self._count(best, confidence >= self._bound)
-        return self._counted(labeled, unlabeled, targets, mask, given)
+            self._count(best, confidence >= self.bound)
+        return self.counted(labeled, unlabeled, targets, mask, given)
 
     def _count(self, best: Tensor, sure: Tensor) -> None:
         """Note in `self.sure` the classes int64 [N] that B gives, and bool [N] where it is sure.
@@ -145,7 +145,7 @@ class ACR(Method):
     @torch.no_grad()
     def confident(self, logits_weak: Tensor) -> Tensor:
         """bool [N]: images that either head learns from, by a bound lower than rounding."""
-        return self._targets(logits_weak, self._lower_bound)[1].any(1)
+        return self._targets(logits_weak, self.lower_bound)[1].any(1)
 
     def phase_at(self, period: int) -> int:
         """0 before u is estimated, or where it is given, then 1."""

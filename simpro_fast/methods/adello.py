@@ -65,8 +65,8 @@ class ADELLO(Method):
         self, logits_labeled: Tensor, targets: Tensor, logits_weak: Tensor, logits_strong: Tensor
     ) -> MethodOutput:
         """See `Method.forward`."""
-        self._check_shapes(logits_labeled, targets, logits_weak, logits_strong)
-        targets, weak = self._checked_targets(targets), logits_weak.detach()
+        self.check_shapes(logits_labeled, targets, logits_weak, logits_strong)
+        targets, weak = self.checked_targets(targets), logits_weak.detach()
         dtype = prior_dtype(weak)
         power = 1 - (1 - self.power_min) * self.progress**2
         log_p = self.p.clamp_min(PRIOR_FLOOR).log()
@@ -76,16 +76,14 @@ class ADELLO(Method):
             logits_labeled, targets, (self.prior.log() - log_q).to(dtype), impl=self.impl
         )
         sure = pseudo_label_cross_entropy(
-            weak, logits_strong, None, shift, self._bound, hard=True, impl=self.impl
+            weak, logits_strong, None, shift, self.bound, hard=True, impl=self.impl
         )
         unlabeled = sure.loss
         if self.phase:
             unlabeled = unlabeled + self._distilled(weak, logits_strong, shift, ~sure.mask)
         if self.training:
             self.predicted.add_(weak.to(dtype).softmax(1).sum(0))
-        return self._counted(
-            labeled, unlabeled, targets, sure.mask, weak.argmax(1), sure.class_mass
-        )
+        return self.counted(labeled, unlabeled, targets, sure.mask, weak.argmax(1), sure.class_mass)
 
     def _distilled(self, weak: Tensor, strong: Tensor, shift: Tensor, unsure: Tensor) -> Tensor:
         """The third term, of images that are not sure: bool [N]."""

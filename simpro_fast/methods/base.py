@@ -65,7 +65,8 @@ class Method(PriorTracker):
     Config: ClassVar[type[MethodConfig]]
     """Its keys, a subclass of `MethodConfig`."""
 
-    _bound: Tensor
+    bound: Tensor
+    """`threshold` as float32 [] on the method's device, for comparisons and kernels."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class Method(PriorTracker):
             raise ValueError(f"strong_views must be at least 1, got {strong_views}")
         # A tensor, so that one that changes does not make torch.compile compile again.
         with torch.inference_mode(False):  # or it could not be set anew in training
-            self.register_buffer("_bound", torch.tensor(threshold, dtype=torch.float32), False)
+            self.register_buffer("bound", torch.tensor(threshold, dtype=torch.float32), False)
         self._threshold = float(threshold)
         self.alpha = alpha
         self.strong_views = strong_views
@@ -112,13 +113,13 @@ class Method(PriorTracker):
     @threshold.setter
     def threshold(self, value: float) -> None:
         self._threshold = float(value)
-        self._bound.fill_(value)
+        self.bound.fill_(value)
 
     @property
-    def _lower_bound(self) -> Tensor:
+    def lower_bound(self) -> Tensor:
         """For `confident`: below the threshold by far more than rounding, so that another order of
         summation in `forward` keeps no image that is missing there."""
-        return self._bound * (1 - 1e-5)
+        return self.bound * (1 - 1e-5)
 
     @property
     def loss_tau(self) -> float:
@@ -192,7 +193,7 @@ class Method(PriorTracker):
         """
         return None
 
-    def _check_shapes(
+    def check_shapes(
         self,
         logits_labeled: Tensor,
         targets: Tensor,
@@ -219,7 +220,9 @@ class Method(PriorTracker):
                 f"{self.strong_views * images} rows, got {rows}"
             )
 
-    def _hard_rows(self, logits_strong: Tensor, pseudo_labels: Tensor, mask: Tensor) -> Tensor:
+    def masked_cross_entropy(
+        self, logits_strong: Tensor, pseudo_labels: Tensor, mask: Tensor
+    ) -> Tensor:
         """Cross entropy of every strong row and head towards one-hot pseudo-labels, 0 where masked.
 
         Args:
@@ -237,7 +240,7 @@ class Method(PriorTracker):
             impl=self.impl,
         )
 
-    def _counted(
+    def counted(
         self,
         labeled: Tensor,
         unlabeled: Tensor,
@@ -250,7 +253,7 @@ class Method(PriorTracker):
 
         Args:
             labeled, unlabeled: [] losses, before alpha.
-            targets: of `_checked_targets`.
+            targets: of `checked_targets`.
             mask: bool [N]. pseudo_labels: int64 [N].
             class_mass: [K]; None: of one-hot pseudo-labels, one for each kept image.
         """
@@ -269,7 +272,7 @@ class Method(PriorTracker):
             pseudo_labels=pseudo_labels,
         )
 
-    def _checked_targets(self, targets: Tensor) -> Tensor:
+    def checked_targets(self, targets: Tensor) -> Tensor:
         """int64 [B] from any integer type."""
         if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
             raise ValueError(f"targets must be integers, got {targets.dtype}")

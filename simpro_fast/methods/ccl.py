@@ -106,12 +106,12 @@ class CCL(Method):
         head: Any,
     ) -> MethodOutput:
         """See `Method.forward`; features are [rows, D]."""
-        self._check_shapes(logits_labeled, targets, logits_weak, logits_strong, 2)
-        targets, dtype = self._checked_targets(targets), prior_dtype(logits_weak)
+        self.check_shapes(logits_labeled, targets, logits_weak, logits_strong, 2)
+        targets, dtype = self.checked_targets(targets), prior_dtype(logits_weak)
         fused = self.fused(logits_weak.detach())
         q = fused.softmax(1)
         confidence, pseudo_labels = q.max(1)
-        mask, reliable = confidence >= self._bound, fused.logsumexp(1) >= self.energy
+        mask, reliable = confidence >= self.bound, fused.logsumexp(1) >= self.energy
         labeled, unlabeled = self._classify(
             logits_labeled, targets, logits_strong, pseudo_labels, mask
         )
@@ -130,7 +130,7 @@ class CCL(Method):
         if self.training:
             self.reliable.add_((q * reliable[:, None]).sum(0))
             self.sure.add_((q * mask[:, None]).sum(0))
-        return self._counted(labeled, unlabeled + contrast, targets, mask, pseudo_labels)
+        return self.counted(labeled, unlabeled + contrast, targets, mask, pseudo_labels)
 
     def fused(self, logits_weak: Tensor) -> Tensor:
         """z, [N, K], of float [N, 2, K]."""
@@ -152,7 +152,7 @@ class CCL(Method):
             impl=self.impl,
         )
         both = (tensor[:, None].expand(-1, 2) for tensor in (pseudo_labels, mask))
-        rows = self._hard_rows(self._for_b(strong, self.v), *both)
+        rows = self.masked_cross_entropy(self._for_b(strong, self.v), *both)
         guessed = 2 * max(1.5, self.mu) * rows.mean()
         return self.classify_weight * given, self.classify_weight * guessed
 

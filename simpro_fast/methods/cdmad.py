@@ -64,16 +64,16 @@ class CDMAD(Method):
         logits_constant: Tensor,
     ) -> MethodOutput:
         """See `Method.forward`; `logits_constant` is [1, K]."""
-        self._check_shapes(logits_labeled, targets, logits_weak, logits_strong)
-        targets, weak = self._checked_targets(targets), logits_weak.detach()
+        self.check_shapes(logits_labeled, targets, logits_weak, logits_strong)
+        targets, weak = self.checked_targets(targets), logits_weak.detach()
         bias = None
         if self.phase:
             bias = -logits_constant[0].detach().to(prior_dtype(weak))
         labeled = adjusted_cross_entropy(logits_labeled, targets, None, impl=self.impl)
         unlabeled = pseudo_label_cross_entropy(
-            weak, logits_strong, bias, None, self._bound, impl=self.impl
+            weak, logits_strong, bias, None, self.bound, impl=self.impl
         )
-        return self._counted(
+        return self.counted(
             labeled,
             unlabeled.loss,
             targets,

@@ -117,8 +117,8 @@ class CoSSL(Method):
     ) -> MethodOutput:
         """See `Method.forward`; features are [rows, D], uniforms [images, 5], those of the
         unlabeled images are not used."""
-        self._check_shapes(logits_labeled, targets, logits_weak, logits_strong)
-        targets, weak = self._checked_targets(targets), logits_weak.detach()
+        self.check_shapes(logits_labeled, targets, logits_weak, logits_strong)
+        targets, weak = self.checked_targets(targets), logits_weak.detach()
         if self.phase:
             used = self.head_average if self.variant == "paper" else self.head
             dtype = prior_dtype(weak)
@@ -126,13 +126,13 @@ class CoSSL(Method):
             weak = (features @ used[:, :-1].to(dtype).T + used[:, -1].to(dtype)).to(weak.dtype)
         labeled = adjusted_cross_entropy(logits_labeled, targets, None, impl=self.impl)
         unlabeled = pseudo_label_cross_entropy(
-            weak, logits_strong, None, None, self._bound, hard=True, impl=self.impl
+            weak, logits_strong, None, None, self.bound, hard=True, impl=self.impl
         )
         if self.training:
             last_view = teacher_labeled[len(teacher_labeled) - len(targets) :]
             self.labeled_rows.add(features=last_view, labels=targets, uniforms=uniform_labeled)
             self.unlabeled_rows.add(features=teacher_weak)
-        return self._counted(
+        return self.counted(
             labeled, unlabeled.loss, targets, unlabeled.mask, weak.argmax(1), unlabeled.class_mass
         )
 

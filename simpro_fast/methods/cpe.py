@@ -83,8 +83,8 @@ class CPE(Method):
     ) -> MethodOutput:
         """See `Method.forward`; logits are [rows, branches * experts, K]."""
         heads = EXPERTS * BRANCHES
-        self._check_shapes(logits_labeled, targets, logits_weak, logits_strong, heads)
-        targets, dtype = self._checked_targets(targets), prior_dtype(logits_weak)
+        self.check_shapes(logits_labeled, targets, logits_weak, logits_strong, heads)
+        targets, dtype = self.checked_targets(targets), prior_dtype(logits_weak)
         # All experts in one launch: row (l b + i) E + e belongs to target i E + e.
         labeled = EXPERTS * adjusted_cross_entropy(
             (_expert_logits(logits_labeled) + self.balance.to(dtype)).reshape(-1, self.num_classes),
@@ -93,11 +93,11 @@ class CPE(Method):
             impl=self.impl,
         )
         confidence, given = _expert_logits(logits_weak.detach()).softmax(2).max(2)
-        kept = confidence >= self._bound
+        kept = confidence >= self.bound
         branch = torch.arange(BRANCHES, device=given.device)
         # [N, branches, experts]
         used = kept[:, None] & (branch[:, None] < self.branches_of[given][:, None])
-        rows = self._hard_rows(logits_strong, given[:, None], used)
+        rows = self.masked_cross_entropy(logits_strong, given[:, None], used)
         of_expert = rows.view(-1, BRANCHES, EXPERTS).sum((0, 1))
         if self.mean_over == "terms":
             unlabeled = of_expert / (self.strong_views * used.sum((0, 1)) + 1e-12)
@@ -105,13 +105,13 @@ class CPE(Method):
             unlabeled = of_expert / max(1, len(logits_strong))
         unlabeled = unlabeled.sum()
         mask, pseudo_labels = kept[:, PREDICTS], given[:, PREDICTS]
-        return self._counted(labeled, unlabeled, targets, mask, pseudo_labels)
+        return self.counted(labeled, unlabeled, targets, mask, pseudo_labels)
 
     @torch.no_grad()
     def confident(self, logits_weak: Tensor) -> Tensor:
         """bool [N]: images that some expert learns from, by a bound lower than rounding."""
         largest = _expert_logits(logits_weak).softmax(2).amax(2)
-        return (largest >= self._lower_bound).any(1)
+        return (largest >= self.lower_bound).any(1)
 
     def test_head(self, heads: Heads, network: nn.Module) -> tuple[Tensor, Tensor]:
         """The mean of the second expert over the branches."""

@@ -164,8 +164,8 @@ class CPG(Method):
     ) -> MethodOutput:
         """See `Method.forward`; logits are [rows, 2, K], uniforms [images, 2]; those of the
         unlabeled images are not used. `head.logits` makes logits of features."""
-        self._check_shapes(logits_labeled, targets, logits_weak, logits_strong, 2)
-        targets, dtype = self._checked_targets(targets), prior_dtype(logits_weak)
+        self.check_shapes(logits_labeled, targets, logits_weak, logits_strong, 2)
+        targets, dtype = self.checked_targets(targets), prior_dtype(logits_weak)
         weak = logits_weak.detach()
         labels = targets.clamp(0, self.num_classes - 1)
         counted = (targets != IGNORED_TARGET).to(dtype)
@@ -198,7 +198,7 @@ class CPG(Method):
             self._look(features_labeled, targets)
             place = unlabeled_positions * self.num_classes + pseudo_labels
             self.new.add(place=torch.where(mask, place, len(self.votes) - 1))
-        return self._counted(labeled, unlabeled, targets, mask, pseudo_labels)
+        return self.counted(labeled, unlabeled, targets, mask, pseudo_labels)
 
     def _one_hot(self, labels: Tensor, smoothing: float) -> Tensor:
         """float64 [n, K] of int64 [n], of which `smoothing` is spread over the other classes."""
@@ -245,7 +245,7 @@ class CPG(Method):
         """bool [N], whether weak and first strong view are sure of one class, and the former's."""
         dtype = prior_dtype(weak)
         adjusted = self.selected.log().to(dtype)
-        bound = torch.where(self._bound > 1, self._bound, (1 - self.smoothing) * self._bound)
+        bound = torch.where(self.bound > 1, self.bound, (1 - self.smoothing) * self.bound)
         sure, label = (weak.to(dtype) + adjusted).softmax(1).max(1)
         sure_too, same = (strong[: len(weak)].to(dtype) + adjusted).softmax(1).max(1)
         return (label == same) & (sure >= bound) & (sure_too >= bound), label

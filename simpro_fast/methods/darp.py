@@ -117,8 +117,8 @@ class DARP(Method):
         unlabeled_positions: Tensor,
     ) -> MethodOutput:
         """See `Method.forward`; positions are int64 [N]."""
-        self._check_shapes(logits_labeled, targets, logits_weak, logits_strong)
-        targets, dtype = self._checked_targets(targets), prior_dtype(logits_weak)
+        self.check_shapes(logits_labeled, targets, logits_weak, logits_strong)
+        targets, dtype = self.checked_targets(targets), prior_dtype(logits_weak)
         labeled = adjusted_cross_entropy(logits_labeled, targets, None, impl=self.impl)
         predicted = logits_weak.detach().to(dtype).softmax(1)
         if self.phase:
@@ -126,12 +126,12 @@ class DARP(Method):
             confidence = self.refined_confidence[unlabeled_positions]
         else:
             confidence, pseudo_labels = predicted.max(1)
-        mask = confidence >= self._bound
-        rows = self._hard_rows(logits_strong, pseudo_labels, mask)
+        mask = confidence >= self.bound
+        rows = self.masked_cross_entropy(logits_strong, pseudo_labels, mask)
         unlabeled = rows.sum() / max(1, len(rows))
         if self.training:
             self.new.add(positions=unlabeled_positions, predicted=predicted)
-        return self._counted(labeled, unlabeled, targets, mask, pseudo_labels)
+        return self.counted(labeled, unlabeled, targets, mask, pseudo_labels)
 
     @torch.no_grad()
     def end_step(self, step: int) -> None:

@@ -101,8 +101,8 @@ class DASO(Method):
         teacher_labeled: Tensor,
     ) -> MethodOutput:
         """See `Method.forward`; features are [rows, D]."""
-        self._check_shapes(logits_labeled, targets, logits_weak, logits_strong)
-        targets, dtype = self._checked_targets(targets), prior_dtype(logits_weak)
+        self.check_shapes(logits_labeled, targets, logits_weak, logits_strong)
+        targets, dtype = self.checked_targets(targets), prior_dtype(logits_weak)
         labeled = adjusted_cross_entropy(logits_labeled, targets, None, impl=self.impl)
         predicted = logits_weak.detach().to(dtype).softmax(1)
         align = torch.zeros_like(labeled.detach())
@@ -115,12 +115,12 @@ class DASO(Method):
             share = (share / share.max()).to(dtype)[predicted.argmax(1)][:, None]
             predicted = (1 - share) * predicted + share * semantic.softmax(1)
         confidence, pseudo_labels = predicted.max(1)
-        mask = confidence >= self._bound
-        rows = self._hard_rows(logits_strong, pseudo_labels, mask)
+        mask = confidence >= self.bound
+        rows = self.masked_cross_entropy(logits_strong, pseudo_labels, mask)
         unlabeled = rows.sum() / max(1, len(rows)) + self.align_weight * align
         if self.training:
             self._remember(teacher_labeled, targets, pseudo_labels)
-        return self._counted(labeled, unlabeled, targets, mask, pseudo_labels)
+        return self.counted(labeled, unlabeled, targets, mask, pseudo_labels)
 
     def _similarity(self, features: Tensor, dtype: torch.dtype) -> Tensor:
         """Cosines to the prototypes over the temperature, [rows, K]."""

@@ -71,8 +71,8 @@ class PseudoLabelMethod(Method):
         logits_strong: Tensor,
     ) -> MethodOutput:
         """See `Method.forward`."""
-        self._check_shapes(logits_labeled, targets, logits_weak, logits_strong)
-        targets = self._checked_targets(targets)
+        self.check_shapes(logits_labeled, targets, logits_weak, logits_strong)
+        targets = self.checked_targets(targets)
         logits_weak = logits_weak.detach()
         log_prior_weak, log_prior_strong = self.adjustments(prior_dtype(logits_weak))
         labeled = adjusted_cross_entropy(
@@ -85,7 +85,7 @@ class PseudoLabelMethod(Method):
         scores = logits_weak if log_prior_weak is None else logits_weak + log_prior_weak
         if self.training:
             self.count_all(scores)
-        return self._counted(
+        return self.counted(
             labeled,
             unlabeled.loss,
             targets,
@@ -109,7 +109,7 @@ class PseudoLabelMethod(Method):
         log_prior_weak, _ = self.adjustments(prior_dtype(logits_weak))
         # The weak rows stand in for strong ones: only `max_prob` is read, by the rule of `forward`.
         found = self._pseudo_label_loss(logits_weak, logits_weak, log_prior_weak, None)
-        return found.max_prob >= self._lower_bound
+        return found.max_prob >= self.lower_bound
 
     @torch.no_grad()
     def pseudo_labels(self, logits_weak: Tensor) -> PseudoLabels:
@@ -130,7 +130,7 @@ class PseudoLabelMethod(Method):
             logits_strong,
             log_prior_weak,
             log_prior_strong,
-            self._bound,
+            self.bound,
             hard=self.hard,
             reduction="mean",
             impl=self.impl,

@@ -6,7 +6,13 @@ from simpro_fast.models.batch_norm import (
     convert_sync_batch_norm,
     first_rank_buffers,
 )
-from simpro_fast.models.build import build_model, list_models, needs_import, register_model
+from simpro_fast.models.build import (
+    build_model,
+    list_models,
+    needs_import,
+    network_maker,
+    register_model,
+)
 from simpro_fast.models.ema import ModelEMA
 from simpro_fast.models.head import (
     BranchPool,
@@ -51,6 +57,7 @@ __all__ = [
     "load_pretrained",
     "merged_state",
     "needs_import",
+    "network_maker",
     "plain_copy",
     "register_model",
     "start_at_zero",

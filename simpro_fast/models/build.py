@@ -16,7 +16,7 @@ from simpro_fast.config.schema import ModelConfig
 from simpro_fast.models import resnet, small_cnn, wideresnet
 from simpro_fast.models.head import give_classifier, give_heads
 from simpro_fast.models.layers import Activation, MakeNorm, NormAct
-from simpro_fast.models.timm_nets import PREFIX, build_timm, timm_names
+from simpro_fast.models.timm_nets import PREFIX, build_timm, expected_preprocessing, timm_names
 from simpro_fast.utils.dotted_path import import_function, is_dotted
 from simpro_fast.utils.errors import ConfigError, UserError
 
@@ -104,7 +104,7 @@ def build_model(
     # Only the CPU generator is used here, so that no CUDA context is touched.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        network = _construct(model, num_classes, image_size)
+        network = network_maker(model)(num_classes, image_size)
         give_classifier(network, model.head, exported=exported)
     if branches and model.name.startswith(PREFIX):
         raise ConfigError(
@@ -126,7 +126,14 @@ def build_model(
     return network
 
 
-def _construct(model: ModelConfig, num_classes: int, image_size: int) -> nn.Module:
+def network_maker(model: ModelConfig) -> Callable[[int, int], nn.Module]:
+    """What builds `model.name` from the number of classes and the image side.
+
+    Raises:
+        ConfigError: unknown name, impossible depth, or an activation for a network that has its
+            own.
+        UserError: timm is needed and not installed.
+    """
     own = _REGISTERED.get(model.name)
     if needs_import(model.name):
         own = import_function("model.name", model.name)
@@ -136,14 +143,16 @@ def _construct(model: ModelConfig, num_classes: int, image_size: int) -> nn.Modu
                 f"model.activation={model.activation}: {model.name} has its own; leave it out"
             )
         if own is not None:
-            return _build_own(own, f"model.name={model.name}", num_classes, image_size)
-        return build_timm(model.name, num_classes, image_size)
+            return functools.partial(_build_own, own, f"model.name={model.name}")
+        expected_preprocessing(model.name)  # refuses a name that timm does not know
+        return functools.partial(build_timm, model.name)
     if model.name in ("resnet50_3x3", "resnet50"):
         norm = _norm(model, "relu", resnet.BN_MOMENTUM)
-        return resnet.ResNet50(num_classes, norm, small_stem=model.name == "resnet50_3x3")
+        stem = model.name == "resnet50_3x3"
+        return lambda classes, _: resnet.ResNet50(classes, norm, small_stem=stem)
     if model.name == "small_cnn":
         norm = _norm(model, "leaky_relu", small_cnn.BN_MOMENTUM)
-        return small_cnn.SmallCNN(num_classes, norm)
+        return lambda classes, _: small_cnn.SmallCNN(classes, norm)
     wide = _WIDE.fullmatch(model.name)
     if wide is None:
         near = _nearest(model.name)
@@ -162,7 +171,7 @@ def _construct(model: ModelConfig, num_classes: int, image_size: int) -> nn.Modu
             f"width at least 1; the nearest is wrn_{below}_{max(1, width)}"
         )
     norm = _norm(model, "leaky_relu", wideresnet.BN_MOMENTUM)
-    return wideresnet.WideResNet(depth, width, num_classes, norm, model.skip_quirk)
+    return lambda classes, _: wideresnet.WideResNet(depth, width, classes, norm, model.skip_quirk)
 
 
 def _build_own(builder: ModelBuilder, source: str, num_classes: int, image_size: int) -> nn.Module:

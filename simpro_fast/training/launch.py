@@ -7,15 +7,14 @@ from contextlib import ExitStack
 import torch.distributed as dist
 
 from simpro_fast.config import Config
-from simpro_fast.distributed.environment import check_launch
 from simpro_fast.distributed.failures import conclude
 from simpro_fast.distributed.process_group import start_ranks, stop_ranks
 from simpro_fast.distributed.stop_requests import StopRequests
 from simpro_fast.run.lock import RunLock
-from simpro_fast.run.loggers import check_packages
 from simpro_fast.training.banner import announce_launch
 from simpro_fast.training.dry_run import dry_run as try_steps
 from simpro_fast.training.resume import is_finished
+from simpro_fast.training.setup import check_config
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.logs import log_to_terminal
 
@@ -34,8 +33,7 @@ def run_training(config: Config, *, dry_run: bool = False, guest: bool = False) 
     Raises:
         UserError: the launch cannot work, or the run directory is in use; a guest gets all errors.
     """
-    check_launch(config)
-    check_packages(config)
+    check_config(config)
     joined = dist.is_initialized()
     ranks = start_ranks(config)
     log_to_terminal(ranks.is_main)

@@ -17,8 +17,10 @@ from simpro_fast.config import Config
 from simpro_fast.config.data import DataConfig, Interpolation
 from simpro_fast.data.batch import BatchLayout, Loader, LoaderSettings, rank_layout
 from simpro_fast.data.datasets.base import ArrayDataset
+from simpro_fast.data.datasets.registry import dataset_loader
 from simpro_fast.data.features import FeatureDataset
 from simpro_fast.data.splits.split import Split
+from simpro_fast.distributed.environment import check_launch
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.methods import Method, Needs, build_method, method_class, resolve_alpha
 from simpro_fast.methods.registry import setting_of
@@ -32,11 +34,13 @@ from simpro_fast.models import (
     give_lora,
     head_of,
     load_pretrained,
+    network_maker,
     start_at_zero,
     weights_file,
     weights_preprocessing,
 )
 from simpro_fast.models.timm_nets import Preprocessing
+from simpro_fast.run.loggers import check_packages
 from simpro_fast.training.engine.base import Engine, views_dtype, weight_dtype
 from simpro_fast.training.engine.compile import compile_method, require_compiler
 from simpro_fast.training.engine.plain import PlainEngine
@@ -61,19 +65,8 @@ class Setup:
 
     @cached_property
     def needs(self) -> Needs:
-        """What the configured method asks for.
-
-        Raises:
-            ConfigError: the method is none, or cannot be trained as `train` says.
-        """
-        config = self.config
-        needs = method_class(config.method).needs(config.method)
-        if config.train.strong_forward == "confident" and not needs.confident:
-            raise ConfigError(
-                f"train.strong_forward=confident leaves out strong views that "
-                f"method.name={config.method.name} looks at; set train.strong_forward=all"
-            )
-        return needs
+        """What the configured method asks for."""
+        return method_needs(self.config)
 
     @cached_property
     def layout(self) -> BatchLayout:
@@ -115,6 +108,34 @@ class Setup:
         sizes = len(self.split.labeled), len(self.split.unlabeled)
         data = self.config.data
         return resolve_alpha(self.config.method, *sizes, data.batch_size, data.mu)
+
+
+def check_config(config: Config) -> None:
+    """Refuse what cannot be trained whatever the data are; nothing of them is read.
+
+    Raises:
+        UserError: an unknown data set, network or method, or keys that exclude each other.
+    """
+    check_launch(config)
+    check_packages(config)
+    dataset_loader(config.data.name)
+    network_maker(config.model)
+    method_needs(config)
+
+
+def method_needs(config: Config) -> Needs:
+    """What the configured method asks for.
+
+    Raises:
+        ConfigError: the method is none, or cannot be trained as `train` says.
+    """
+    needs = method_class(config.method).needs(config.method)
+    if config.train.strong_forward == "confident" and not needs.confident:
+        raise ConfigError(
+            f"train.strong_forward=confident leaves out strong views that "
+            f"method.name={config.method.name} looks at; set train.strong_forward=all"
+        )
+    return needs
 
 
 def _given_prior(given: Path | tuple[float, ...], class_names: tuple[str, ...]) -> list[float]:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from simpro_fast.cli import prepare
 from simpro_fast.config import load_config
 from tests.conftest import ROOT
-from tests.data.image_folders import tidy
+from tests.docs.pages import run_commands
+from tests.docs.test_pages import write_photos
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -56,10 +56,26 @@ def test_configs_exist(config: str) -> None:
     load_config(ROOT / config if config.endswith(".yaml") else config)
 
 
-def test_own_images_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (command,) = re.findall(r"simpro-fast prepare ((?:.*\\\n)*.*)", README)
-    tidy(tmp_path / "photos")
-    monkeypatch.chdir(tmp_path)
-    assert prepare.main(command.replace("\\\n", " ").split()) == 0
-    (written,) = WRITTEN
-    assert load_config(written).data.name == "images"
+@pytest.mark.parametrize("asked", ["", " --on-bad-image skip"], ids=["as shown", "skip"])
+def test_own_images_as_shown(asked: str, tmp_path: Path) -> None:
+    """The block word by word; a damaged file that `prepare` was told to leave out stays so."""
+    (block,) = re.findall(r"^```\n(simpro-fast prepare .*?)^```", README, re.DOTALL | re.MULTILINE)
+    write_photos(tmp_path / "photos")
+    if asked:
+        (tmp_path / "photos/unlabeled/cut.jpg").write_bytes(b"\xff\xd8cut")
+        (tmp_path / "photos/val/three/cut.jpg").write_bytes(b"\xff\xd8cut")
+        first, rest = block.split("\n", 1)
+        block = f"{first}{asked}\n{rest}"
+    small = ["model.name=small_cnn", "data.image_size=16", "data.mu=2", "distributed.engine=plain"]
+    small += ["train.steps=6", "train.period=3", "evaluate.shares_images=0"]
+    said = run_commands(block, tmp_path, training=small)
+    assert len(said) == 7
+    labels = (tmp_path / "labels.csv").read_text().splitlines()
+    assert len(labels) == 1 + 60 + bool(asked)
+    assert sum(",ok," not in line for line in labels[1:]) == bool(asked)
+    assert (tmp_path / "photos.onnx").is_file()
+    if asked:
+        first_photo = sorted((tmp_path / "photos/unlabeled").glob("photo*"))[0]
+        (tmp_path / "queue.csv").write_text(f"path,label\n{first_photo},three\n")
+        more = "simpro-fast prepare --add-labels queue.csv --output prepared"
+        assert "1 added" in run_commands(more, tmp_path)[more]

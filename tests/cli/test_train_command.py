@@ -14,13 +14,15 @@ from typing import Any
 import pytest
 import yaml
 
+from simpro_fast.cli.key_hints import known_keys
 from simpro_fast.cli.train import main, parse_arguments
-from simpro_fast.config import dump_config
+from simpro_fast.config import Config, dump_config, foreign, load_config
 from simpro_fast.utils.errors import ConfigError
 from tests.conftest import TINY
 
 Run = Callable[..., "CompletedProcess[str]"]
 BIN = Path(sys.executable).parent
+CONFIDENT = ["train.weak_forward=no_grad", "train.strong_forward=confident"]
 
 
 @pytest.fixture
@@ -145,6 +147,9 @@ def test_print_config_can_be_trained_from(
         (["--config", "CONFIG", "device=cuda"], ["no CUDA device"]),
         (["--config", "CONFIG", "device=cpu", "method.impl=triton"], ["impl=triton", "eager"]),
         (["--config", "CONFIG", "data.name=cifra10"], ["cifra10", "cifar10"]),
+        (["--config", "CONFIG", "model.name=wrn_28"], ["wrn_28", "wrn_28_2"]),
+        (["--config", "CONFIG", "model.name=timm/resnet81"], ["timm/resnet81", "timm/resnet18"]),
+        (["--config", "CONFIG", "method.name=daso", *CONFIDENT], ["train.strong_forward=all"]),
         ([], ["--config"]),
         (["photos", "seed=2"], ["photos is neither a YAML file nor a shipped configuration"]),
     ],
@@ -152,15 +157,18 @@ def test_print_config_can_be_trained_from(
 def test_usage_errors(
     train_command: Run, config_file: Path, arguments: list[str], parts: list[str]
 ) -> None:
-    """One line, exit code 2."""
+    """One line, exit code 2; `--print-config` refuses with the same line, and prints nothing."""
     if "device=cuda" in arguments:
         import torch
 
         if torch.cuda.is_available():
             pytest.skip("there is a CUDA device")
-    done = train_command(*[str(config_file) if a == "CONFIG" else a for a in arguments])
+    words = [str(config_file) if a == "CONFIG" else a for a in arguments]
+    done = train_command(*words)
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    shown = train_command(*words, "--print-config")
+    assert (shown.returncode, shown.stderr, shown.stdout) == (2, done.stderr, "")
     for part in parts:
         assert part in done.stderr
 
@@ -183,6 +191,36 @@ def test_usage_errors(
 def test_only_near_flags_are_suggested(flag: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(hint)):
         parse_arguments(["--config", "digits_lt/reversed", flag])
+
+
+@pytest.mark.parametrize(("key", "words"), foreign.WORDS.items(), ids=[*foreign.WORDS])
+def test_names_of_other_trainers_lead_to_the_key(key: str, words: tuple[str, ...]) -> None:
+    """As a flag, as a key alone and as one of a section where there is none of that name."""
+    dotted, _, implied = key.partition("=")
+    assert dotted in known_keys()
+    if implied:
+        load_config("digits_lt/reversed", [key, "train.features=null"])
+    for word in words:
+        for flag in (f"--{word}", f"--{word.replace('-', '_')}=7"):
+            with pytest.raises(ConfigError, match=re.escape(f"without dashes: {dotted}=")) as said:
+                parse_arguments(["digits_lt/reversed", flag])
+            assert "\n" not in str(said.value)
+        name = word.replace("-", "_")
+        for other in {name} - set(Config.model_fields) | {f"log.{name}"} - {"log.wandb"}:
+            with pytest.raises(ConfigError, match=re.escape(f"did you mean '{key}'?")) as said:
+                load_config("digits_lt/reversed", [f"{other}=7"])
+            assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize("name", ["gpus", "train.gpus", "num_gpus", "resume"])
+def test_what_is_the_launchers_is_no_key(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"launcher's|see checkpoint\.resume="):
+        load_config("digits_lt/reversed", [f"{name}=4"])
+
+
+def test_a_name_of_another_trainer_stays_in_its_section() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean 'evaluate\.batch_size'"):
+        load_config("digits_lt/reversed", ["evaluate.bs=7"])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -68,3 +69,18 @@ def test_works_outside_the_clone(wheel: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].count(str(site)) == 2
     assert "name: digits_lt/reversed" in done.stdout
+
+
+@pytest.mark.parametrize(("package", "said"), [("pip", ""), ("no-such-package", "ERROR: ")])
+def test_set_up_says_errors_alone(package: str, said: str) -> None:
+    """pip warns of a place without packages; the set-up's pip keeps that to itself."""
+    (words,) = re.findall(r"^INSTALL := python (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    places = ["--no-index", "--find-links=/no/such/folder"]
+    done = subprocess.run(
+        [sys.executable, *words.split(), "--dry-run", *places, package],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "" and (done.returncode != 0) is bool(said)
+    lines = done.stderr.splitlines()
+    assert bool(lines) is bool(said) and all(line.startswith(said) for line in lines)

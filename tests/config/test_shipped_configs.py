@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import yaml
 
-from simpro_fast.config import Config, flatten, load_config
+from simpro_fast.config import flatten, load_config
 from simpro_fast.config.find import shipped_configs
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.splits.build import make_split
@@ -19,8 +17,6 @@ NAMES = sorted(
     for path in CONFIGS.glob("*/*.yaml")
     if path.parent.name != "_base"
 )
-TABLE = re.compile(r"`--config (\S+)((?: [\w.]+=\S+)*)`")
-README_OPTIONS = TABLE.findall((CONFIGS / "README.md").read_text())
 
 
 def test_all_cells_are_there() -> None:
@@ -161,15 +157,3 @@ def test_fashion_mnist_splits_fit(name: str) -> None:
     labeled = long_tailed_counts(500, 100, 10)
     unlabeled = unlabeled_counts(data.unlabeled_distribution, 4000, 100, 10, 1)
     assert max(n + m for n, m in zip(labeled, unlabeled, strict=True)) <= 6000
-
-
-@pytest.mark.parametrize(("name", "overrides"), README_OPTIONS)
-def test_documented_cells_load(name: str, overrides: str) -> None:
-    config = load_config(name, overrides.split())
-    assert isinstance(config, Config)
-    if overrides:
-        assert config.name != name, "a variant needs a run directory of its own"
-
-
-def test_readme_covers_the_tables() -> None:
-    assert len(README_OPTIONS) >= 13

@@ -49,12 +49,17 @@ def run_page(
             else:
                 said[block] = _run(folder, _python, block, (*SMALL, *training))
         elif not language:
-            for line in block.replace("\\\n", " ").splitlines():
-                said[line] = _run(folder, _command, line, (*SMALL, *training))
+            said |= run_commands(block, folder, training=training)
         else:
             assert language in ("text", "yaml"), f"{name}: what is a block of {language}?"
     assert said, f"{name} shows nothing that runs"
     return said
+
+
+def run_commands(block: str, folder: Path, *, training: Sequence[str] = ()) -> dict[str, str]:
+    """Run commands, one a line, in `folder`; returns what each printed."""
+    lines = block.replace("\\\n", " ").splitlines()
+    return {line: _run(folder, _command, line, (*SMALL, *training)) for line in lines}
 
 
 def _run(folder: Path, function: Callable[..., object], text: str, *arguments: object) -> str:
@@ -71,7 +76,9 @@ def _python(code: str, training: Sequence[str]) -> None:
 
 def _command(line: str, training: Sequence[str]) -> None:
     bayesian._MOST_DRAWS = 1000  # chains of a network that has learnt so little agree late
-    words = shlex.split(line)
+    words = shlex.split(
+        line.replace("deepspeed launch/train.py", "simpro-fast train"), comments=True
+    )
     if words[0].startswith("PYTHONPATH="):
         sys.path.insert(0, words.pop(0).partition("=")[2])
     assert words[0] == "simpro-fast", line

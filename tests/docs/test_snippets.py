@@ -1,4 +1,5 @@
-"""The Python of docs/answers.md, with stand-ins for the packages that it is written for."""
+"""The Python of docs/answers.md, with stand-ins for the packages that it is written for; that of
+docs/gpu.md."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ NAMES = ("007", "NA", unicodedata.normalize("NFD", "é"))
 NUMBERS = ("3", "10", "2")
 
 
-def snippet(package: str) -> str:
-    page = (ROOT / "docs" / "answers.md").read_text(encoding="utf-8")
+def snippet(package: str, name: str = "answers.md") -> str:
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     (found,) = (code for kind, code in BLOCK.findall(page) if kind == "python" and package in code)
     return str(found)
 
@@ -114,3 +115,11 @@ def test_predictions_in_fiftyone(photos: Path, monkeypatch: pytest.MonkeyPatch) 
     answers = load_model("runs/mine/seed1").predict(files)
     assert [Path(sample["filepath"]) for sample in samples] == files
     assert [sample["prediction"].label for sample in samples] == [a.label for a in answers]
+
+
+def test_operations_of_a_view(capsys: pytest.CaptureFixture[str]) -> None:
+    """Counted as docs/gpu.md does, they are what it says."""
+    run(snippet("flop_counter", "gpu.md"))
+    counted = capsys.readouterr().out.strip()
+    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    assert f"here {counted} billion for WRN-28-2" in page

@@ -189,6 +189,7 @@ def tutorial_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 def test_method_of_the_tutorial_trains_and_resumes(tiny: MakeConfig, tutorial_module: Path) -> None:
+    assert not re.findall(r"[\w.]*\._[a-z]\w*", tutorial()), "private names"
     changes = {"method.name": "my_methods.Aligned", "method.tau": 1.5, "train.steps": 40}
     unbroken = tiny({**changes, "output_dir": str(tutorial_module / "a")})
     summary = train(unbroken)

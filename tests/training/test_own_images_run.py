@@ -269,7 +269,7 @@ def test_from_folders_to_a_trained_model_by_two_commands(
     assert train_main(["--config", "own.yaml", "train.threads=1", *short, *quiet]) == 0
     said = capsys.readouterr().out
     assert "unlabeled M=4 per class unknown" in said and "accuracy is not measured" in said
-    assert (tmp_path / "runs/images/prepared/seed1/model.safetensors").is_file()
+    assert (tmp_path / "runs/own/seed1/model.safetensors").is_file()
     capsys.readouterr()
     assert train_main(["--config", "own.yaml", "train.threads=1", *short, *quiet]) == 0
     assert "is finished: 2 steps, nothing measured" in capsys.readouterr().out

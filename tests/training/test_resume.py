@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from simpro_fast.run.checkpoint import list_checkpoints, read_checkpoint
 from simpro_fast.training.resume import is_finished
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.errors import ConfigError, UserError
-from tests.conftest import ROOT
 
 MakeConfig = Callable[..., Config]
 
@@ -40,16 +38,6 @@ def saved(tiny: MakeConfig) -> MakeConfig:
             trainer.save()
     trainer.close()
     return tiny
-
-
-def test_the_table_in_the_docs_is_what_the_keys_declare() -> None:
-    rows = re.findall(
-        r"^\| \*\*(\w+)\*\*.*\| ([^|]*) \|$", (ROOT / "docs/survival.md").read_text(), re.M
-    )
-    documented = {key: what for what, keys in rows for key in re.findall(r"`([\w.]+)`", keys)}
-    declared = {key: what for key, what in Config.changes().items() if what != "training"}
-    assert documented == declared
-    assert [what for what, _ in rows] == ["nothing", "rounding", "length", "training"]
 
 
 @pytest.mark.parametrize(

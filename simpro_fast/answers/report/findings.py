@@ -81,13 +81,15 @@ def _sentence(
     order = sorted(range(len(shares)), key=lambda k: -shares[k])
     top = order[:_NAMED]
     truth = summary.get("pi_u_true")
-    if shares[order[0]] < 1.5 / len(shares):
+    even = shares[order[0]] < 1.5 / len(shares)
+    wide = bounds is not None and max(bound.high for bound in bounds) > 2 / len(shares)
+    if wide and (even or not _apart(bounds or ())):
+        return "The shares of the classes cannot be told apart yet."
+    if even:
         top = top[:1]
         said = "the unlabeled images are spread over all classes, none far above the others"
         if bounds is None:
             said = "by pi_u, whose error is unknown, " + said
-        elif max(bound.high for bound in bounds) > 2 / len(shares):
-            said = "the shares of the classes cannot be told apart yet"
         said += (
             f"; the most frequent is {_class(summary, top[0])} ({_share(top[0], shares, bounds)})"
         )
@@ -99,6 +101,11 @@ def _sentence(
         one = "" if len(top) == 1 else "these have "
         said += f"; in truth {one}{_and([_percent(truth[k]) for k in top])}"
     return f"{said[0].upper()}{said[1:]}."
+
+
+def _apart(bounds: Sequence[Interval]) -> bool:
+    """Whether any two of the intervals have nothing in common."""
+    return max(bound.low for bound in bounds) > min(bound.high for bound in bounds)
 
 
 def _warnings(summary: dict[str, Any], bounds: Sequence[Interval] | None) -> list[str]:

@@ -21,6 +21,7 @@ from simpro_fast.answers.report.terminal import spread_text
 from simpro_fast.config import flatten, load_config
 from simpro_fast.config.explain import flat_items
 from simpro_fast.config.find import shipped_configs
+from simpro_fast.utils.errors import ConfigError
 from simpro_fast.utils.printable import printable
 
 PUBLISHED = "published.csv"
@@ -153,6 +154,41 @@ def published_for(config: dict[str, Any]) -> Published | None:
         if all(key in said and said[key] == value for key, value in training.items()):
             return number
     return None
+
+
+def published_commands(name: str) -> list[str]:
+    """One line for each cell of a published table: what trains it, and the number as a comment.
+
+    A cell without a configuration is a comment alone.
+
+    Raises:
+        ConfigError: there is no such table.
+    """
+    rows = read_published()
+    if name not in (known := dict.fromkeys(row["set"] for row in rows)):
+        raise ConfigError(f"no published table {name!r}; there are {', '.join(known)}")
+    lines: dict[str, str] = {}
+    for row in rows:
+        if row["set"] == name:
+            spread = f" ({row['std']})" if row["std"] else ""
+            cell = f"# {row['mean']}{spread} % by {row['method']}, {row['distribution']}"
+            cell += f", {row['setting']}"
+            if row["config"]:
+                lines.setdefault(command := _command(row), f"{command}  {cell}")
+            else:
+                lines[cell] = f"{cell}: no configuration, see configs/README.md"
+    return [*lines.values()]
+
+
+def _command(row: dict[str, str]) -> str:
+    """The training of a row, under a name of its own where it is not the plain configuration."""
+    words = [row["config"], *row["overrides"].split()]
+    if row["overrides"]:
+        special = re.findall(r"(?:mu|alpha) \d+", row["setting"])
+        method = row["method"].replace("*", " star").replace("+", " plus")
+        label = "_".join([*method.lower().split(), *(each.replace(" ", "") for each in special)])
+        words.append(f"name={row['config']}_{label}")
+    return f"simpro-fast train {' '.join(words)}"
 
 
 @cache

@@ -44,19 +44,29 @@ def load_dataset(data: DataConfig) -> ArrayDataset:
     )
 
 
-def _loaded(data: DataConfig) -> ArrayDataset:
-    if data.name in _SHIPPED:
-        return _SHIPPED[data.name](data)
-    loader = _REGISTERED.get(data.name)
-    if loader is None and is_dotted(data.name):
-        loader = import_function("data.name", data.name)
+def dataset_loader(name: str) -> DatasetLoader:
+    """The loader that `data.name: name` means.
+
+    Raises:
+        ConfigError: unknown name, or a dotted path that leads to no function.
+    """
+    loader = _SHIPPED.get(name) or _REGISTERED.get(name)
+    if loader is None and is_dotted(name):
+        loader = import_function("data.name", name)
     if loader is None:
-        near = difflib.get_close_matches(data.name, dataset_names(), n=1)
+        near = difflib.get_close_matches(name, dataset_names(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(
-            f"data.name={data.name!r} is unknown; {hint}known: {', '.join(dataset_names())}, "
+            f"data.name={name!r} is unknown; {hint}known: {', '.join(dataset_names())}, "
             "or package.module.function for a loader of your own"
         )
+    return loader
+
+
+def _loaded(data: DataConfig) -> ArrayDataset:
+    loader = dataset_loader(data.name)
+    if data.name in _SHIPPED:
+        return loader(data)
     try:
         loaded = loader(data)
     except UserError:

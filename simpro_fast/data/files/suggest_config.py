@@ -18,13 +18,19 @@ _CPU_BATCH, _CPU_STEPS = 16, 1_000
 
 
 def suggest_config(
-    manifest: Manifest, path: Path, data: DataConfig, packed: Path | None, size: int | None
+    name: str,
+    manifest: Manifest,
+    path: Path,
+    data: DataConfig,
+    packed: Path | None,
+    size: int | None,
 ) -> bytes:
     """YAML for `simpro-fast train`, in UTF-8.
 
     Args:
+        name: of the run, but for what that may not hold.
         manifest: usable rows. path: its file.
-        data: what `prepare` was asked for; of it fit and interpolation stay.
+        data: what `prepare` was asked for; of it fit, interpolation and on_bad_image stay.
         packed, size: the array made of it and its side, if there is one.
     """
     labeled = [row.label for row in manifest.rows if row.split == "labeled"]
@@ -39,8 +45,7 @@ def suggest_config(
     steps = max(1_000, min(43_000, round(_PASSES * unlabeled / (mu * batch), -2)))
     short = steps < _SHORT
     tau = 1.0 if short else 2.0
-    # Runs that share a name go on from each other, or refuse to: each variant has its own.
-    name = f"images/{_safe(path.resolve().parent.name)}{f'_packed{size}' if packed else ''}"
+    name = _safe(name)
     small = f"name={name}_cpu model.name=small_cnn data.batch_size={min(batch, _CPU_BATCH)}"
     lines = [
         f"# {len(labeled)} labeled images of {len(counts)} classes ({_spread(counts)} each), "
@@ -67,6 +72,7 @@ def suggest_config(
         f"  image_size: {size}",
         f"  fit: {data.fit}  # crop: the largest centred square; pad: the whole picture, with bars",
         *([f"  interpolation: {data.interpolation}"] if data.interpolation else []),
+        *(["  on_bad_image: skip  # as prepare was told"] if data.on_bad_image == "skip" else []),
         "  flip: true  # false for text, digits, left/right",
         f"  batch_size: {batch}",
         f"  mu: {mu}",
@@ -99,6 +105,6 @@ def _spread(counts: Sequence[int]) -> str:
 
 
 def _safe(name: str) -> str:
-    """The folder's name with what a run's name may hold."""
+    """What a run's name may hold of `name`."""
     kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)
-    return kept or "own"
+    return kept.strip(".") or "own"

@@ -237,6 +237,8 @@ def test_intervals_and_evaluations_are_drawn_where_a_run_has_them(
     assert [segment[:, 1].tolist() for segment in segments] == [
         pytest.approx([100 * row["low"], 100 * row["high"]]) for row in rows
     ]
+    marks = drawn["prior.png"].axes[0].lines[-1]
+    assert sorted(marks.get_ydata()) == pytest.approx(sorted(100 * p for p in summary["pi_u"]))
     shares = drawn["confusion.png"].axes[0].images[0].get_array()
     counts = np.array(summary["confusion"])
     np.testing.assert_allclose(shares, 100 * counts / counts.sum(axis=1, keepdims=True))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,28 @@ def test_markdown_and_latex_escape_what_means_something() -> None:
     lines = latex(header, rows).splitlines()
     assert lines[1:4] == [r"\begin{tabular}{lc}", r"\toprule", r"top-1 \% & a\_b|c \\"]
     assert r"A \& B $\pm$ 1 & 70.0 \\" in lines
+
+
+@pytest.mark.parametrize("table", SETS.values())
+def test_commands_of_a_published_table(table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each trains what its number was published for, in a run of its own."""
+    assert main(["--published", table]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    cells = {(row["config"], row["overrides"]) for row in CONFIGURED if row["set"] == table}
+    commands = [shlex.split(line, comments=True)[2:] for line in lines if not line.startswith("#")]
+    configs = [load_config(name, overrides) for name, *overrides in commands]
+    assert len({config.run_dir for config in configs}) == len(configs) == len(cells)
+    for config, line in zip(configs, (each for each in lines if each[0] != "#"), strict=True):
+        number = published(config)
+        assert number is not None
+        assert re.search(rf"# {number.mean}0? (\(.*\) )?% by {re.escape(number.method)}, ", line)
+    without = [row for row in read_published() if row["set"] == table and not row["config"]]
+    assert sum("no configuration" in line for line in lines) == len(without)
+
+
+def test_a_table_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--published", "CIFAR"]) == 2
+    assert "there are CIFAR10-LT, CIFAR100-LT" in capsys.readouterr().err
 
 
 @pytest.fixture

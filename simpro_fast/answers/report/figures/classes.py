@@ -42,7 +42,9 @@ class Series:
     """Number of the group, for hatch and marker; -1 for the truth."""
     values: np.ndarray
     spread: np.ndarray | None = None
-    """As `Group` says."""
+    """As `Group` says, or [2, K] down to and up to the bounds of an interval."""
+    mark: np.ndarray | None = None
+    """[K], drawn as points over the bars."""
 
 
 def class_width(drawn: Drawn) -> float:
@@ -52,7 +54,8 @@ def class_width(drawn: Drawn) -> float:
 
 
 def prior(drawn: Drawn) -> Figure | None:
-    """The estimated class distribution of the unlabeled set at the end, and the true one."""
+    """The class distribution of the unlabeled set, and the true one: of single runs the estimate
+    with intervals, where there is one, with pi_u as a mark; else pi_u at the end."""
     summary = drawn.groups[0].summary
     order = drawn.groups[0].class_order
     truth = summary.get("pi_u_true")
@@ -63,8 +66,15 @@ def prior(drawn: Drawn) -> Figure | None:
         mean, spread = group.vector("pi_u")
         kl, _ = group.number("kl_pi_u")
         note = "" if kl is None else f" (KL {kl:.3f} nats)"
-        name = f"{drawn.legend(index)}: pi_u{note}"
-        series.append(Series(name, colour(index), index, 100 * mean[order], 100 * spread[order]))
+        name, mark = f"{drawn.legend(index)}: pi_u{note}", None
+        if len(group.runs) == 1 and (bounds := intervals(group.summary)):
+            # The estimate with intervals is what is believed, pi_u what training went by.
+            name, mark = f"{drawn.legend(index)}: estimate, 95 % interval", 100 * mean[order]
+            mean = np.array([each.estimate for each in bounds])
+            sides = [[e.estimate - e.low, e.high - e.estimate] for e in bounds]
+            spread = np.maximum(np.array(sides), 0).T
+        values, spread = 100 * mean[order], 100 * spread[..., order]
+        series.append(Series(name, colour(index), index, values, spread, mark))
     if not any(np.isfinite(s.values).any() for s in series if s.place >= 0):
         return None
     width = class_width(drawn)
@@ -72,7 +82,6 @@ def prior(drawn: Drawn) -> Figure | None:
     axes = figure.add_subplot()
     if len(order) <= _BARS_UP_TO:
         _bars(axes, series)
-        _intervals(axes, drawn, order, len(series))
         axes.set_ylim(bottom=0)
     else:
         # On a linear scale a hundred long-tailed classes would lie on the axis.
@@ -132,6 +141,11 @@ def _bars(axes: Axes, series: Sequence[Series]) -> None:
             bar.set(hatch=hatch, edgecolor=PAPER, linewidth=0)
         if one.spread is not None and np.isfinite(one.spread).any():
             axes.errorbar(positions, one.values, one.spread, fmt="none", ecolor=INK, elinewidth=1)
+        if one.mark is not None:
+            named = any(other.mark is not None for other in series[:index])
+            label = None if named else "pi_u, by which training went"
+            marks = axes.plot(positions, one.mark, "D", color=PAPER, markersize=4.5, label=label)
+            marks[0].set_markeredgecolor(INK)
 
 
 def _points(axes: Axes, series: Sequence[Series]) -> None:
@@ -153,37 +167,6 @@ def _points(axes: Axes, series: Sequence[Series]) -> None:
             label=one.name,
             alpha=0.85,
         )
-
-
-def _intervals(axes: Axes, drawn: Drawn, order: np.ndarray, num_series: int) -> None:
-    """Estimates with their intervals over the bars of single runs."""
-    labeled = False
-    for index, group in enumerate(drawn.groups):
-        bounds = intervals(group.summary) if len(group.runs) == 1 else None
-        if bounds is None:
-            continue
-        width = 0.8 / num_series
-        place = index + num_series - len(drawn.groups)
-        positions = np.arange(len(order)) + (place - (num_series - 1) / 2) * width
-        rows = [bounds[k] for k in order]
-        middle = 100 * np.array([row.estimate for row in rows])
-        low, high = (
-            100 * np.array([getattr(row, side) for row in rows]) for side in ("low", "high")
-        )
-        axes.errorbar(
-            positions,
-            middle,
-            [np.maximum(middle - low, 0), np.maximum(high - middle, 0)],
-            fmt="D",
-            markersize=3.5,
-            color=INK,
-            markeredgecolor=PAPER,
-            markeredgewidth=0.6,
-            elinewidth=1.1,
-            capsize=2,
-            label=None if labeled else "estimate, 95 % interval",
-        )
-        labeled = True
 
 
 def _class_axis(axes: Axes, drawn: Drawn, order: np.ndarray) -> None:

@@ -67,7 +67,7 @@ def classes_over_time(drawn: Drawn) -> Figure | None:
         _names(axes.yaxis, [drawn.class_names[k] for k in order], each)
         axes.label_outer()
     rows[-1].set_xlabel("step; blank: nothing to count")
-    rows[-1].locator_params(axis="x", nbins=5)
+    rows[-1].locator_params(axis="x", nbins=5, integer=True)
     rows[-1].xaxis.set_major_formatter("{x:,.0f}")
     figure.colorbar(
         mesh, ax=list(rows), format="{x:g} %", aspect=25, pad=0.02, shrink=0.5, anchor=(0.0, 1.0)

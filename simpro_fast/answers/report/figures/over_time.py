@@ -107,6 +107,6 @@ def _lines(axes: Axes, drawn: Drawn, key: str, scale: float) -> None:
             low, high = scale * (mean - spread), scale * (mean + spread)
             axes.fill_between(steps, low, high, color=colour(index), alpha=0.15, lw=0)
     axes.set_xlabel("step")
-    axes.locator_params(axis="x", nbins=5)
+    axes.locator_params(axis="x", nbins=5, integer=True)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.margins(x=0.02)
