@@ -16,8 +16,9 @@ class-balanced start.
 features: the first 12,000 images of Fashion-MNIST at 64 px through EfficientNet-Lite0 (ImageNet-1k;
 `make demo-photos` fetches the weights), 50 labels of the most frequent class, gamma 25, 1,000
 unlabeled images of the most frequent class; they are embedded once, in minutes, then a run takes
-seconds (CCL's, which projects all 1,280 features, a quarter of an hour: it is left out). stamps: the pictures of `make demo-photos`, through the same network and split as there.
-digits: bench/splits_digits.yaml. fashion_mnist: at 14 px, bench/splits_fashion_mnist.yaml.
+seconds (CCL's, which projects all 1,280 features, a quarter of an hour: it is left out). stamps:
+the pictures of `make demo-photos`, through the same network and split as there. digits:
+bench/splits_digits.yaml. fashion_mnist: at 14 px, bench/splits_fashion_mnist.yaml.
 
 Each row has one recipe, that of configs/_base/short_run.yaml with what `chosen` says; it was the
 best of the table's `candidates` on split seeds from 101 on, which the table does not show
