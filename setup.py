@@ -11,7 +11,6 @@ REQUIRED = [
     "numpy>=1.26",  # index lists, the counter-based generator of the draws
     "pydantic>=2.6",  # the strict, typed configuration schema (DeepSpeed brings it as well)
     "pyyaml>=6.0",  # configuration files, safe loader only
-    "tqdm>=4.60",  # how far a command has come (DeepSpeed brings it as well)
     "rich>=13",  # tables of the doctor and of a run's report, fitted to the terminal
     "psutil>=5.9",  # addresses of the network interfaces (DeepSpeed brings it as well)
     "tqdm>=4.60",  # progress bars, also in notebooks (DeepSpeed brings it as well)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from simpro_fast.answers.estimation.calibration import chance_warning
 from simpro_fast.answers.model import TrainedModel, load_model
 from simpro_fast.answers.outputs import Outputs
 from simpro_fast.answers.predict import Chunk, Unreadable, spread_over
@@ -226,6 +227,8 @@ class _Run:
                 f"note: {len(chosen)} of {options.queue} places are filled; all other images look "
                 "like one of these"
             )
+        if chance := chance_warning(self._model.file.confusion):
+            notes.append(f"warning: {chance}")
         return conclude(options, options.run, notes, self._unreadable, len(answers))
 
     @property

@@ -30,6 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "evaluate RUN --output FOLDER --no-figures",
         "shares RUN FOLDER/photos/unlabeled --output FOLDER --no-figures",
         "predict RUN FOLDER/photos/unlabeled --output FOLDER/labels.csv",
+        "pseudo RUN --output FOLDER/pseudo.csv",
         "export RUN --hub FOLDER/hub",
     ],
     ids=lambda words: words.partition(" ")[0],
