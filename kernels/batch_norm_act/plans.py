@@ -12,6 +12,9 @@ OP = "batch_norm_act"
 KERNELS = ("statistics", "merge", "apply", "sums", "gradient")
 _MAX_BLOCK = 256
 _MIN_BLOCK = 32
+_SUMMED_BLOCK = 32
+"""Most channels of a program that adds up rows: the more of them share the channels, the fewer
+partial results has each of those that arrive last."""
 
 
 class Problem(NamedTuple):
@@ -28,11 +31,16 @@ class Problem(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Channels of a program: a power of two that divides them where one of 32 or more does."""
+        """Channels of a program: a power of two that divides them where one of 32 or more does.
+
+        Of 32 channels 16: as 32 they would leave all partial results to one program.
+        """
         divides = self.channels & -self.channels
         if divides < min(_MIN_BLOCK, self.channels):
             divides = triton.next_power_of_2(self.channels)
-        return min(divides, _MAX_BLOCK)
+        if not self._adds_up:
+            return min(divides, _MAX_BLOCK)
+        return 16 if self.channels == _SUMMED_BLOCK else min(divides, _SUMMED_BLOCK)
 
     @property
     def blocks(self) -> int:
@@ -42,6 +50,10 @@ class Problem(NamedTuple):
     def key(self) -> str:
         size = f"{self.kernel}-{self.block}x{self.blocks}-{8 * self.dtype.itemsize}bit"
         return f"{size}-align{self.align}-{'residual-' * (self.flag and self._is_tiled)}"[:-1]
+
+    @property
+    def _adds_up(self) -> bool:
+        return self.kernel in ("statistics", "merge", "sums")
 
     @property
     def _is_tiled(self) -> bool:

@@ -18,7 +18,9 @@ _POINTERS = [
     "weight_ptr", "bias_ptr", "running_mean_ptr", "running_var_ptr", "partial_ptr", "total_ptr",
     "counter_ptr",
 ]  # fmt: skip
-_MERGED = tl.constexpr(1024)  # Elements of the partial results at a time.
+# Elements of the partial results at a time: the program that arrives last works alone, and waits
+# for memory once for each of them.
+_MERGED = tl.constexpr(2048)
 
 
 @triton.jit
@@ -74,31 +76,32 @@ def merge(
     partial_ptr, saved_ptr, running_mean_ptr, running_var_ptr, G, cols, momentum,
     C: tl.constexpr, RUNNING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Statistics [G, 2 C + 1] to [2 C + 1] (Chan et al., 1979), and the running ones moved."""
+    """Statistics [G, 2 C + 1] to [2 C + 1] (Chan et al., 1979), and the running ones moved.
+
+    STEP of them side by side, which meet after the loop, so that threads wait for none in it.
+    """
     STEP: tl.constexpr = _MERGED // BLOCK
-    in_block = (cols < C)[None, :]
-    weighted = tl.zeros([BLOCK], dtype=tl.float32)
-    count = 0.0
+    counts = tl.zeros([STEP, 1], dtype=tl.float32)
+    means = tl.zeros([STEP, BLOCK], dtype=tl.float32)
+    deviations = tl.zeros([STEP, BLOCK], dtype=tl.float32)
     for start in range(0, G, STEP):
         of = start + tl.arange(0, STEP)
         row = partial_ptr + of[:, None] * (2 * C + 1)
-        here = (of < G)[:, None] & in_block
+        here = (of < G)[:, None] & (cols < C)[None, :]
         # Past the L1 cache, which may hold what was there before.
         n = tl.load(row + 2 * C, mask=(of < G)[:, None], other=0.0, cache_modifier=".cg")
         mean = tl.load(row + cols[None, :], mask=here, other=0.0, cache_modifier=".cg")
-        weighted += tl.sum(n * mean, 0)
-        count += tl.sum(tl.sum(n, 1), 0)
-    total = weighted / count
-    squares = tl.zeros([BLOCK], dtype=tl.float32)
-    for start in range(0, G, STEP):
-        of = start + tl.arange(0, STEP)
-        row = partial_ptr + of[:, None] * (2 * C + 1)
-        here = (of < G)[:, None] & in_block
-        n = tl.load(row + 2 * C, mask=(of < G)[:, None], other=0.0, cache_modifier=".cg")
-        mean = tl.load(row + cols[None, :], mask=here, other=0.0, cache_modifier=".cg")
         variance = tl.load(row + C + cols[None, :], mask=here, other=0.0, cache_modifier=".cg")
-        apart = mean - total[None, :]
-        squares += tl.sum(n * (variance + apart * apart), 0)
+        apart = mean - means
+        before = counts
+        counts += n
+        share = n / tl.maximum(counts, 1.0)
+        means += apart * share
+        deviations += n * variance + apart * apart * (before * share)
+    count = tl.sum(tl.sum(counts, 1), 0)
+    total = tl.sum(counts * means, 0) / count
+    apart = means - total[None, :]
+    squares = tl.sum(deviations + counts * apart * apart, 0)
     tl.store(saved_ptr + cols, total, mask=cols < C)
     tl.store(saved_ptr + C + cols, squares / count, mask=cols < C)
     tl.store(saved_ptr + 2 * C, count)
@@ -334,16 +337,17 @@ def sums_kernel(
     tl.store(row, tl.sum(s1, 0), mask=cols < C)
     tl.store(row + C, tl.sum(s2, 0), mask=cols < C)
     if last_to_arrive(counter_ptr + block, programs):
-        t1 = tl.zeros([BLOCK], dtype=tl.float32)
-        t2 = tl.zeros([BLOCK], dtype=tl.float32)
+        t1 = tl.zeros([STEP, BLOCK], dtype=tl.float32)
+        t2 = tl.zeros([STEP, BLOCK], dtype=tl.float32)
         for start in range(0, programs, STEP):
             of = start + tl.arange(0, STEP)
             here = (of < programs)[:, None] & (cols < C)[None, :]
             part = partial_ptr + of[:, None] * 2 * C + cols[None, :]
-            t1 += tl.sum(tl.load(part, mask=here, other=0.0, cache_modifier=".cg"), 0)
-            t2 += tl.sum(tl.load(part + C, mask=here, other=0.0, cache_modifier=".cg"), 0)
-        tl.store(total_ptr + cols, t1 * tl.reshape(invstd, [BLOCK]), mask=cols < C)
-        tl.store(total_ptr + C + cols, t2, mask=cols < C)
+            t1 += tl.load(part, mask=here, other=0.0, cache_modifier=".cg")
+            t2 += tl.load(part + C, mask=here, other=0.0, cache_modifier=".cg")
+        inverse = tl.reshape(invstd, [BLOCK])
+        tl.store(total_ptr + cols, tl.sum(t1, 0) * inverse, mask=cols < C)
+        tl.store(total_ptr + C + cols, tl.sum(t2, 0), mask=cols < C)
 
 
 @triton.jit

@@ -327,3 +327,12 @@ def test_more_blocks_of_channels_than_counters_at_hand() -> None:
         found.append((y.detach(), mean, var, inputs.grad))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", ["statistics", "sums"])
+def test_the_program_that_arrives_last_waits_for_memory_a_few_times(kernel: str) -> None:
+    """At every width of WRN-28-2 and ResNet-50, on 132 multiprocessors with 4 programs each."""
+    for channels in (16, 32, 64, 128, 256, 512, 1024, 2048):
+        problem = plans.Problem(kernel, channels, torch.bfloat16, 8, False)
+        partial_results = 4 * 132 // problem.blocks
+        assert partial_results * problem.block <= 8 * plans.triton_kernels._MERGED.value, channels
