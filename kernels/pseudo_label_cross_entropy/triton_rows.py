@@ -177,5 +177,5 @@ def row_kernel(
                 if WITH_GRAD:
                     grad = tl.zeros([BLOCK], dtype=tl.float32) + nothing
                     store_row(grad_ptr, at, K, cols, grad, in_row, ALIGN)
-    tl.store(partial_ptr + tl.cast(program, tl.int64) * K + cols, mass, mask=in_row)
+    store_row(partial_ptr, program, K, cols, mass, in_row, ALIGN)
     tl.store(partial_ptr + tl.cast(programs, tl.int64) * K + program, loss_sum * loss_scale)
