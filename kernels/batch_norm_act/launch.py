@@ -80,8 +80,10 @@ def backward(
     masked = has_residual and negative_slope != 1
     if y is None:
         y = x
-    total = torch.zeros(2, channels, dtype=torch.float32, device=x.device)
-    if rows:
+    total = torch.empty(2, channels, dtype=torch.float32, device=x.device)
+    if rows == 0:
+        total.zero_()
+    else:
         sums = _kernel("sums", x.device, channels, masked, x, y, grad)
         programs, tiles_each = _split(sums, rows)
         sums(
