@@ -76,6 +76,7 @@ class Trainer:
         data, *by = resolved_data(config)
         dataset = load_dataset(data)
         split = make_split(config.data, dataset, config.seed)
+        # Ranks with other data would train, and average, without an error.
         fingerprint = agreed_fingerprint(dataset, split, ranks)
         dataset, split = cached(config, dataset, split, fingerprint, ranks, write=write)
         self.setup = Setup(config, ranks, dataset, split, *by)
@@ -126,11 +127,12 @@ class Trainer:
         batch = with_uniforms(self.loader.next(step), self.setup)
         self.stopwatch.data_arrived()
 
+        # Of this step within its schedule: a method that begins again has several in a run.
         since, length = rate_course(config, algorithm.method, step)
         lr, decay = learning_rate(config.optim, since, length), algorithm.average.decay_at(since)
         if self.step_graph is None:
             out = algorithm.step(batch, lr, decay, lambda loss: self.guard.watch(loss, step))
-        else:
+        else:  # one CUDA graph: the loss can be looked at only when all of it has run
             out = self.step_graph(batch, lr, decay)
             self.guard.watch(out.loss, step)
         algorithm.method.end_step(step)
@@ -195,6 +197,7 @@ class Trainer:
 
     def _end_period(self) -> None:
         """Update of the priors, and the row of metrics but for its evaluation."""
+        # The last losses are read only now, and priors must not move by steps that went wrong.
         self.guard.settle()
         method, config, step = self.algorithm.method, self.setup.config, self.step
         averages = self.meter.finish(self.setup.ranks)
@@ -272,10 +275,10 @@ class Trainer:
         self.state.split = begin_phase(
             self.algorithm, self.setup, split, phase, self.step, self._look_for_a_stop
         )
-        if self.state.split is not split:
+        if self.state.split is not split:  # images have joined the labeled ones
             self.loader.close()
             self._follow_split()
-        if self.step_graph is not None:
+        if self.step_graph is not None:  # within a phase every step is the same, and no longer
             self.step_graph.forget()
 
     def _follow_split(self) -> None:
