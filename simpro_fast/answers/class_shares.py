@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -138,6 +138,12 @@ def estimate_shares(
             for name, share, low, high in columns
         ],
     }
+
+
+def images_of(document: Mapping[str, Any]) -> str:
+    """Of how many images the shares are, for tables and figures."""
+    images, unseen = document["images"], document["unseen"]
+    return f"{images + unseen:,} images" + (f", {images:,} of them classified" if unseen else "")
 
 
 def estimates(

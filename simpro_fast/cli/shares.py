@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from simpro_fast.answers.class_shares import estimates, look_at, sample
+from simpro_fast.answers.class_shares import estimates, images_of, look_at, sample
 from simpro_fast.answers.labeled import LabeledLogits, labeled_logits
 from simpro_fast.answers.model import load_model
 from simpro_fast.answers.predict import Unreadable
@@ -178,9 +178,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
     if rows[0]["em_calibrated"] is not None:
         titles = {"em_calibrated": "EM, calibrated", **titles}
     titles |= {"mean_posterior": "mean posterior", "pi_u": "pi_u"}
-    images, unseen = document["images"], document["unseen"]
-    seen = f", {images:,} of them classified" if unseen else ""
-    table = plain_table(f"share in {images + unseen:,} images{seen}, %", *titles.values())
+    table = plain_table(f"share in {images_of(document)}, %", *titles.values())
     for row in rows[:_CLASSES_SHOWN]:
         shown = {key: "none" if row[key] is None else f"{100 * row[key]:.1f}" for key in titles}
         if row["low"] is not None:

@@ -56,7 +56,11 @@ def test_configs_exist(config: str) -> None:
     load_config(ROOT / config if config.endswith(".yaml") else config)
 
 
-@pytest.mark.parametrize("asked", ["", " --on-bad-image skip"], ids=["as shown", "skip"])
+@pytest.mark.parametrize(
+    "asked",
+    ["", pytest.param(" --on-bad-image skip", marks=pytest.mark.slow)],
+    ids=["as shown", "skip"],
+)
 def test_own_images_as_shown(asked: str, tmp_path: Path) -> None:
     """The block word by word; a damaged file that `prepare` was told to leave out stays so."""
     (block,) = re.findall(r"^```\n(simpro-fast prepare .*?)^```", README, re.DOTALL | re.MULTILINE)

@@ -60,7 +60,7 @@ def test_wide_resnet(tiny: MakeConfig, world_size: int) -> None:
     _assert_same_run(on_ranks(world_size, curves, tree, 3, HalfBrighter), one)
 
 
-@pytest.mark.parametrize(("batch", "steps", "world_size"), [(4, 1, 2), slow(8, 2, 4)])
+@pytest.mark.parametrize(("batch", "steps", "world_size"), [slow(4, 1, 2), slow(8, 2, 4)])
 def test_resnet50_through_deepspeed(
     tiny: MakeConfig, batch: int, steps: int, world_size: int
 ) -> None:

@@ -112,7 +112,8 @@ def _check(folder: Path, nodes: list[tuple[int, str, str]]) -> None:
     assert (folder / "runs/tiny/seed1/summary.json").is_file()
 
 
-@pytest.mark.parametrize("launched", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow  # two ranks meet by torchrun's variables in test_launch
+@pytest.mark.parametrize("launched", [False, True])
 def test_two_namespaces(tmp_path: Path, launched: bool) -> None:
     """Each node has only its own address, and a name that nobody can resolve."""
     with _namespaces():

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from simpro_fast.answers.class_shares import images_of
 from simpro_fast.answers.report.figures.matrices import confusion_matrix, reliability_diagram
 from simpro_fast.answers.report.figures.style import (
     COLOURS,
@@ -90,6 +91,6 @@ def shares_figure(document: dict[str, Any], path: Path) -> None:
         axes.set_xticks(places, [printable(row["class"]) for row in rows], rotation=90)
     axes.set_ylabel("share of the images (%)")
     axes.set_ylim(bottom=0)
-    axes.set_title(f"{document['images']:,} images")
+    axes.set_title(images_of(document))
     figure.legend(loc="outside lower center", ncols=2)
     save_png(figure, path)

@@ -69,8 +69,10 @@ def test_a_dollar_in_a_name_is_a_dollar(tmp_path: Path) -> None:
     """matplotlib takes what stands between two of them for a formula."""
     names = ["$\\frac$", "a$b^$c", "d"]
     bins = [{"count": 3, "confidence": 0.6, "accuracy": 0.5}]
-    shares = dict.fromkeys(("estimate", "low", "high", "pi_u", "em", "mean_posterior"), 0.3)
-    shares = {"images": 9, "rows": [{"class": name, **shares} for name in names]}
+    shares = dict.fromkeys(
+        ("estimate", "low", "high", "pi_u", "em_calibrated", "mean_posterior"), 0.3
+    )
+    shares = {"images": 9, "unseen": 3, "rows": [{"class": name, **shares} for name in names]}
     confusion_figure(np.eye(3, dtype=int).tolist(), names, tmp_path / "confusion.png")
     reliability_figure({"$^$": {"reliability": bins, "ece": 0.1}}, tmp_path / "reliability.png")
     shares_figure(shares, tmp_path / "shares.png")

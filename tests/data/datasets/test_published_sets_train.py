@@ -134,6 +134,7 @@ def network(summary: dict[str, Any]) -> str:
     return name
 
 
+@pytest.mark.slow  # its files are read by test_small_imagenet, and ImageNet's tree trains below
 def test_small_imagenet_127(tmp_path: Path, train: Train) -> None:
     write_small_imagenet(tmp_path, tmp_path, 6, VAL)
     summary = train("small_imagenet_127/32")
