@@ -141,7 +141,9 @@ TABLES = {
             "digits",
             METHODS,
             5,
-            dict.fromkeys(("ACR", "CoSSL", "ABC", "DARP, estimated shares", "CDMAD", "DASO"), HIGH),
+            dict.fromkeys(
+                ("ACR", "CoSSL", "ABC", "DARP, estimated shares", "CDMAD", "DASO", "CCL"), HIGH
+            ),
             CANDIDATES[:2],
             start=50,
         ),
