@@ -10,12 +10,9 @@ import torch
 
 from simpro_fast.answers.model_file import DESCRIPTION, read_model_file
 from simpro_fast.answers.outputs import Outputs
-from simpro_fast.answers.unlabeled import trusted_config
+from simpro_fast.answers.unlabeled import UnlabeledSet, unlabeled_set
 from simpro_fast.answers.writers import Array, Columns, Format, table_format
 from simpro_fast.cli.ending import DONE
-from simpro_fast.data.datasets.image_list import ImageListDataset
-from simpro_fast.data.features import FeatureDataset
-from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.training.out_of_fold import out_of_fold_logits
 from simpro_fast.utils.errors import ConfigError
@@ -37,14 +34,15 @@ def predict_out_of_fold(options: Namespace) -> int:
     output: Path | None = options.output
     if output is None:
         raise ConfigError("--out-of-fold needs --output FILE")
-    config = trusted_config(Path(options.model), trust_code=options.trust_code)
+    of = unlabeled_set(Path(options.model), trust_code=options.trust_code)
     files: dict[Path, Format] = {output: table_format(output, KINDS)}
     if options.logits:
         files[options.logits] = Array(len(read_model_file(Path(options.model) / DESCRIPTION).phi))
     log_to_terminal(not options.quiet)
     with Outputs(files, None, overwrite=options.overwrite) as outputs:
-        found = out_of_fold_logits(config, start_ranks(config), options.out_of_fold)
-        columns = _columns(*found)
+        ranks = start_ranks(of.config)
+        logits = out_of_fold_logits(of.config, of.dataset, of.split, ranks, options.out_of_fold)
+        columns = _columns(of, logits)
         outputs.append(columns, {})
         outputs.finish()
     right = 100 * np.mean([a == b for a, b in zip(columns["label"], columns["class"], strict=True)])
@@ -52,16 +50,17 @@ def predict_out_of_fold(options: Namespace) -> int:
     return DONE
 
 
-def _columns(dataset: FeatureDataset, split: Split, logits: np.ndarray) -> Columns:
-    labels, names = dataset.labels[split.labeled], dataset.class_names
+def _columns(of: UnlabeledSet, logits: np.ndarray) -> Columns:
+    rows, names = of.split.labeled, of.dataset.class_names
+    labels = of.dataset.labels[rows]
     probabilities = torch.from_numpy(logits).double().softmax(1).numpy()
     found = probabilities.argmax(1)
     paths: list[str | None] = [None] * len(labels)
-    if isinstance(dataset.source, ImageListDataset):
-        paths = [str(dataset.source.manifest.rows[i].image) for i in split.labeled]
+    if (listed := of.listed) is not None:
+        paths = [str(listed[i].image) for i in rows]
     every = np.arange(len(labels))
     return {
-        "row": split.labeled,
+        "row": rows,
         "path": paths,
         "label": [names[k] for k in labels],
         "class": [names[k] for k in found],

@@ -261,7 +261,7 @@ class _Run:
         columns = {
             "class": [printable(name) for name in self._names],
             "labeled": list(map(str, self._set.split.labeled_counts)),
-            "estimate": [f"{100 * share / sum(pi_u):.1f} %" for share in pi_u],
+            "pi_u": [f"{100 * share / sum(pi_u):.1f} %" for share in pi_u],
             "kept": list(map(str, self._per_class(answers.labels[answers.kept]))),
         }
         if chosen is not None:

@@ -18,7 +18,7 @@ from simpro_fast.answers.model import load_model
 from simpro_fast.answers.predict import Unreadable
 from simpro_fast.answers.report.verb_figures import shares_figure
 from simpro_fast.answers.sources import Sources
-from simpro_fast.answers.unlabeled import trusted_config
+from simpro_fast.answers.unlabeled import unlabeled_set
 from simpro_fast.cli.answers import Files, common_flags, conclude, output_files
 from simpro_fast.cli.ending import verb
 from simpro_fast.cli.parser import CommandParser, positive
@@ -54,8 +54,8 @@ Exit code: 0 all images are counted, 1 some could not be read (0 with --on-bad-i
 run failed, 2 wrong usage, a folder of VAL that is no class of the model or an output that cannot be
 written, 130 interrupted."""
 USED_IN_TRAINING = (
-    "on images that it was trained on, the network has fitted its own guesses; it is then right or "
-    "wrong otherwise than on VAL, and intervals may miss"
+    "if the network was trained on these images, labeled or not, it has fitted its own guesses of "
+    "them; they are then confused otherwise than those that calibrate, and intervals may miss"
 )
 _CLASSES_SHOWN = 50
 _NOT_A_PATH = {
@@ -161,10 +161,12 @@ def _out_of_fold(options: argparse.Namespace) -> LabeledLogits:
     from simpro_fast.training.out_of_fold import out_of_fold_logits
 
     run = options.model if options.model.is_dir() else options.model.parent
-    config = trusted_config(run, trust_code=options.trust_code)
+    of = unlabeled_set(run, trust_code=options.trust_code)
     log_to_terminal(not options.quiet)
-    dataset, split, logits = out_of_fold_logits(config, start_ranks(config), options.out_of_fold)
-    return LabeledLogits(logits, dataset.labels[split.labeled])
+    logits = out_of_fold_logits(
+        of.config, of.dataset, of.split, start_ranks(of.config), options.out_of_fold
+    )
+    return LabeledLogits(logits, of.dataset.labels[of.split.labeled])
 
 
 def _known(confusion: tuple[tuple[int, ...], ...] | None) -> np.ndarray | None:

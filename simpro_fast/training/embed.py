@@ -106,8 +106,8 @@ def _made_once(
             if not (folder / DESCRIPTION).exists():
                 if not write:
                     raise UserError(
-                        "train.features=auto: no features yet, and a dry run makes none; make "
-                        f"them by simpro-fast embed CONFIG --output {folder} --strong {strong}"
+                        "train.features=auto: only a training makes the features; make them by "
+                        f"simpro-fast embed CONFIG --output {folder} --strong {strong}"
                     )
                 logger.info("embedding %d images, once, into %s", len(dataset.images), folder)
                 begun = (folder / PROGRESS).exists()

@@ -10,12 +10,10 @@ import numpy as np
 import torch
 
 from simpro_fast.config import Config
-from simpro_fast.data.datasets.registry import load_dataset
+from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.features import FeatureDataset
-from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.split import Split
 from simpro_fast.distributed.process_group import Ranks
-from simpro_fast.training.setup import resolved_data
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.errors import ConfigError
 
@@ -23,19 +21,22 @@ logger = logging.getLogger(__name__)
 
 
 def out_of_fold_logits(
-    config: Config, ranks: Ranks, folds: int
-) -> tuple[FeatureDataset, Split, np.ndarray]:
+    config: Config, dataset: ArrayDataset, split: Split, ranks: Ranks, folds: int
+) -> np.ndarray:
     """Train `folds` heads, each without a fold of the labeled images, and ask each for its fold.
 
     Folds are drawn by the seed, class by class; the unlabeled images are in all of them. Nothing is
     written.
 
+    Args:
+        config, dataset, split: of a finished run, the images before the backbone.
+
     Returns:
-        the data set, the split that was divided, and logits float32 [N, K] of its labeled images.
+        logits, float32 [N, K], of the labeled images of the split.
 
     Raises:
         ConfigError: without `train.features`, whole networks would be trained; or a class has
-            fewer than two labeled images.
+            fewer than two labeled images, or there are fewer of them than folds.
         UserError: as a training.
     """
     if config.train.features is None:
@@ -43,8 +44,11 @@ def out_of_fold_logits(
             "--out-of-fold trains one network per fold, which is for cached features; set "
             "train.features=auto in the run's configuration (docs/finetuning.md)"
         )
-    dataset = load_dataset(resolved_data(config)[0])
-    split = make_split(config.data, dataset, config.seed)
+    if folds > len(split.labeled):
+        raise ConfigError(
+            f"--out-of-fold {folds}: the run has {len(split.labeled)} labeled images, and so many "
+            "folds at most"
+        )
     few = [k for k, count in enumerate(split.labeled_counts) if count == 1]
     if few:
         raise ConfigError(
@@ -52,7 +56,6 @@ def out_of_fold_logits(
             "predicts it must not have seen it; label a second one"
         )
     logits = np.full((len(split.labeled), dataset.num_classes), np.nan, np.float32)
-    used: FeatureDataset | None = None
     fold = fold_of(dataset.labels[split.labeled], folds, config.seed)
     with tempfile.TemporaryDirectory() as folder:
         for number in range(folds):
@@ -65,16 +68,14 @@ def out_of_fold_logits(
                 trainer.fit()
                 found = trainer.setup.dataset
                 assert isinstance(found, FeatureDataset)
-                used = found
                 with torch.no_grad():
                     weights = next(trainer.algorithm.student.parameters())
-                    features = torch.from_numpy(np.asarray(used.images[asked]))
+                    features = torch.from_numpy(np.asarray(found.images[asked]))
                     answer = trainer.algorithm.network()(features.to(weights.device, weights.dtype))
                 logits[fold == number] = answer.float().cpu().numpy()
             finally:
                 trainer.close()
-    assert used is not None
-    return used, split, logits
+    return logits
 
 
 def fold_of(labels: np.ndarray, folds: int, seed: int) -> np.ndarray:

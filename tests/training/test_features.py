@@ -171,7 +171,7 @@ def test_auto_makes_them_once_for_all_runs(
     of_backbone: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = {"train.features": "auto", "data.cache_dir": str(tmp_path / "cache")}
-    with pytest.raises(UserError, match="a dry run makes none"):
+    with pytest.raises(UserError, match="only a training makes the features"):
         Trainer(of_backbone(changes), start_ranks(of_backbone()), write=False)
     train(of_backbone(changes))
     (made,) = (tmp_path / "cache").iterdir()
@@ -267,6 +267,16 @@ def test_labeled_images_are_predicted_by_heads_that_have_not_seen_them(
     expected = bayesian_shares(confusion, np.round(seen).astype(int), seed=1)
     np.testing.assert_allclose([row["low"] for row in said["rows"]], expected.low)
     assert all(row["em_calibrated"] is not None for row in said["rows"])
+    asked[-3:] = [str(len(labels) + 1), "--output", str(tmp_path / "more")]
+    assert run_verb("shares", asked) == 2
+    assert f"the run has {len(labels)} labeled images" in capsys.readouterr().err
+    environment = config.run_dir / "environment.json"
+    said = json.loads(environment.read_text())
+    environment.write_text(json.dumps({**said, "data": "0" * 64}))  # labels were added since
+    asked[-3] = "4"
+    for verb, words_of in (("shares", asked), ("predict", [*words[:-1], str(tmp_path / "n.csv")])):
+        assert run_verb(verb, words_of) == 1
+        assert "not those it was trained on any more" in capsys.readouterr().err
     whole = of_backbone({"train.features": None, "name": "whole"})
     train(whole)
     words[0], words[-1] = str(whole.run_dir), str(tmp_path / "other.csv")

@@ -84,7 +84,10 @@ def _sentence(
     even = shares[order[0]] < 1.5 / len(shares)
     wide = bounds is not None and max(bound.high for bound in bounds) > 2 / len(shares)
     if wide and (even or not _apart(bounds or ())):
-        return "The shares of the classes cannot be told apart yet."
+        return (
+            "The shares of the classes cannot be told apart yet: their intervals overlap. More "
+            "test images of every class narrow these, and so does a better network."
+        )
     if even:
         top = top[:1]
         said = "the unlabeled images are spread over all classes, none far above the others"

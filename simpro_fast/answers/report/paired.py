@@ -127,7 +127,10 @@ def left_out(groups: Sequence[Group]) -> list[str]:
         sides = (groups[0], group)
         splits = [{run.split_id: run for run in side.runs if not run.state} for side in sides]
         if not splits[0].keys() & splits[1].keys():
-            notes.append(f"{group.label} and {groups[0].label}: no split is finished in both")
+            notes.append(
+                f"{group.label} and {groups[0].label}: no split (the same images and labels) is "
+                "finished in both, so no paired difference is given"
+            )
             continue
         for (here, there), (side, other) in zip(
             (splits, splits[::-1]), (sides, sides[::-1]), strict=True

@@ -69,9 +69,8 @@ def test_a_dollar_in_a_name_is_a_dollar(tmp_path: Path) -> None:
     """matplotlib takes what stands between two of them for a formula."""
     names = ["$\\frac$", "a$b^$c", "d"]
     bins = [{"count": 3, "confidence": 0.6, "accuracy": 0.5}]
-    shares = dict.fromkeys(
-        ("estimate", "low", "high", "pi_u", "em_calibrated", "mean_posterior"), 0.3
-    )
+    columns = ("estimate", "low", "high", "pi_u", "em", "em_calibrated", "mean_posterior")
+    shares = dict.fromkeys(columns, 0.3)
     shares = {"images": 9, "unseen": 3, "rows": [{"class": name, **shares} for name in names]}
     confusion_figure(np.eye(3, dtype=int).tolist(), names, tmp_path / "confusion.png")
     reliability_figure({"$^$": {"reliability": bins, "ece": 0.1}}, tmp_path / "reliability.png")
@@ -131,6 +130,19 @@ def draw(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
         return drawn
 
     return run
+
+
+def test_runs_of_other_labels_are_drawn_in_one_order_of_classes(draw: Draw) -> None:
+    names = {"class_names": ["a", "b"], "confusion": [[3, 1], [0, 4]], "per_class": [75.0, 100.0]}
+    shares = {"pi_u": [0.5, 0.5], "pi_u_true": None, "unlabeled_counts": None}
+    runs = [
+        make_summary(2, name=name, labeled_counts=counts, **names, **shares)
+        for name, counts in (("first", [5, 10]), ("second", [20, 10]))
+    ]
+    drawn = draw(*runs)
+    for number in (1, 2):
+        ticks = drawn[f"confusion_{number}.png"].axes[0].get_yticklabels()
+        assert [tick.get_text() for tick in ticks] == ["b", "a"]
 
 
 def test_what_is_unknown_is_not_drawn(draw: Draw) -> None:

@@ -52,7 +52,7 @@ def test_even_shares_are_not_called_mostly_one_class() -> None:
     even = [0.24, 0.25, 0.25, 0.26]
     sharp, wide = (finding(summary(shares=shares(even, half))) for half in (0.05, 0.3))
     assert sharp is not None and sharp.sentence.startswith("The unlabeled images are spread over")
-    assert wide is not None and wide.sentence.endswith("cannot be told apart yet.")
+    assert wide is not None and "cannot be told apart yet" in wide.sentence
     high = finding(summary(shares=shares([0.2, 0.2, 0.2, 0.4], 0.3)))
     assert high is not None and high.sentence == wide.sentence, "every interval holds 0.25"
 

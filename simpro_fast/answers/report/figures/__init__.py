@@ -52,6 +52,7 @@ def draw_figures(groups: Sequence[Group], folder: Path) -> Figures:
         UserError: matplotlib is missing, or a file cannot be written.
     """
     made = Figures([], {}, [{} for _ in groups])
+    order = groups[0].class_order
 
     def make(drawn: Drawn, draw: Draw, stem: str, into: dict[str, str], name: str) -> None:
         if found := draw(drawn):
@@ -61,9 +62,9 @@ def draw_figures(groups: Sequence[Group], folder: Path) -> Figures:
 
     with drawing():
         for name, draw in _TOGETHER.items():
-            make(Drawn(groups), draw, name, made.together, name)
+            make(Drawn(groups, order), draw, name, made.together, name)
         for number, group in enumerate(groups):
             for name, draw in _EACH.items():
                 stem = name if len(groups) == 1 else f"{name}_{number + 1}"
-                make(Drawn([group]), draw, stem, made.each[number], name)
+                make(Drawn([group], order), draw, stem, made.each[number], name)
     return made

@@ -57,7 +57,7 @@ def prior(drawn: Drawn) -> Figure | None:
     """The class distribution of the unlabeled set, and the true one: of single runs the estimate
     with intervals, where there is one, with pi_u as a mark; else pi_u at the end."""
     summary = drawn.groups[0].summary
-    order = drawn.groups[0].class_order
+    order = drawn.class_order
     truth = summary.get("pi_u_true")
     series = []
     if truth is not None:
@@ -107,7 +107,7 @@ def prior(drawn: Drawn) -> Figure | None:
 
 def per_class(drawn: Drawn) -> Figure | None:
     """Accuracy of each class at the end."""
-    order = drawn.groups[0].class_order
+    order = drawn.class_order
     series = []
     for index, group in enumerate(drawn.groups):
         mean, spread = group.vector("per_class")

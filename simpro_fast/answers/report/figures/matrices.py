@@ -45,7 +45,7 @@ def classes_over_time(drawn: Drawn) -> Figure | None:
             panels.append((title, steps, scale * values))
     if not panels:
         return None
-    order = group.class_order
+    order = drawn.class_order
     each = min(4.5, max(1.5, 0.13 * len(order)))
     figure = new_figure(SMALL, 1.2 + (each + 0.35) * len(panels))
     rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
@@ -83,7 +83,7 @@ def confusion(drawn: Drawn) -> Figure | None:
     tables = [table for run in group.runs if (table := run.summary.get("confusion"))]
     if not tables:
         return None
-    order = group.class_order
+    order = drawn.class_order
     counts = np.sum(np.array(tables, np.float64), axis=0)[order][:, order]
     names = [drawn.class_names[k] for k in order]
     return confusion_matrix(counts, names, SMALL, f"{drawn.title}: confusion")

@@ -18,6 +18,7 @@ from simpro_fast.utils.atomic_write import replacing
 from simpro_fast.utils.errors import UserError, pip_line
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -90,6 +91,8 @@ class Drawn:
     """Content of figures."""
 
     groups: Sequence[Group]
+    class_order: np.ndarray
+    """int64 [K]; one for all figures of a page, so that they can be read beside each other."""
 
     @property
     def class_names(self) -> list[str]:
