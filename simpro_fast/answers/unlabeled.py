@@ -51,9 +51,17 @@ def square_of(images: np.ndarray, row: int) -> np.ndarray:
     return np.asarray(images[row])
 
 
-def trusted_config(run_dir: Path, *, trust_code: bool) -> Config:
-    """The configuration of a run, whose data set, method or network somebody may have written;
-    arguments and errors as of `unlabeled_set`."""
+def unlabeled_set(run_dir: Path, *, trust_code: bool = False) -> UnlabeledSet:
+    """The images that a run was trained on, by its `config.yaml`, `split.npz` and `model.json`.
+
+    Args:
+        trust_code: import the data set's loader, the method and the network where they are code of
+            somebody's own. Whoever wrote `config.yaml` has chosen the modules.
+
+    Raises:
+        UserError: not the directory of a finished run, the data set is another one by now, or code
+            that is not trusted would be needed.
+    """
     config_path = run_dir / "config.yaml"
     if not config_path.is_file():
         raise UserError(f"{run_dir}: not a run directory (it has no config.yaml)")
@@ -68,21 +76,8 @@ def trusted_config(run_dir: Path, *, trust_code: bool) -> Config:
             f"{run_dir}: its {' and '.join(foreign)} is code outside simpro_fast; if you trust "
             "it, give --trust-code"
         )
-    return load_config(config_path) if foreign else config
-
-
-def unlabeled_set(run_dir: Path, *, trust_code: bool = False) -> UnlabeledSet:
-    """The images that a run was trained on, by its `config.yaml`, `split.npz` and `model.json`.
-
-    Args:
-        trust_code: import the data set's loader and the method where they are code of somebody's
-            own. Whoever wrote `config.yaml` has chosen the modules.
-
-    Raises:
-        UserError: not the directory of a finished run, the data set is another one by now, or code
-            that is not trusted would be needed.
-    """
-    config = trusted_config(run_dir, trust_code=trust_code)
+    if foreign:
+        config = load_config(config_path)
     split = load_split(run_dir)
     file = read_model_file(run_dir / DESCRIPTION)
     seen = {"mean": file.mean, "std": file.std, "interpolation": file.interpolation}

@@ -108,8 +108,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse(arguments)
     if bool(options.sources) == bool(options.out_of_fold):
         raise ConfigError("give either sources or --out-of-fold K")
-    if options.out_of_fold == 1 or (options.out_of_fold and options.resume):
-        raise ConfigError("--out-of-fold needs two folds or more, and no --resume")
+    if options.out_of_fold and options.resume:
+        raise ConfigError("--out-of-fold goes without --resume")
     if options.output is None:
         for flag in ("logits", "resume", "overwrite"):
             if getattr(options, flag):

@@ -24,7 +24,6 @@ from simpro_fast.cli.ending import verb
 from simpro_fast.cli.parser import CommandParser, positive
 from simpro_fast.utils.atomic_write import write_json
 from simpro_fast.utils.claimed_files import check_same
-from simpro_fast.utils.errors import ConfigError
 from simpro_fast.utils.logs import log_to_terminal
 from simpro_fast.utils.machine import cpu_cores
 from simpro_fast.utils.printable import printable
@@ -82,10 +81,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of all draws (1)")
     common_flags(parser)
-    options = parser.parse(arguments)
-    if options.out_of_fold == 1:
-        raise ConfigError("--out-of-fold needs two folds or more")
-    return options
+    return parser.parse(arguments)
 
 
 @verb

@@ -36,7 +36,7 @@ def out_of_fold_logits(
 
     Raises:
         ConfigError: without `train.features`, whole networks would be trained; or a class has
-            fewer than two labeled images, or there are fewer of them than folds.
+            fewer than two labeled images, or there are fewer of them than folds, or one fold.
         UserError: as a training.
     """
     if config.train.features is None:
@@ -44,10 +44,10 @@ def out_of_fold_logits(
             "--out-of-fold trains one network per fold, which is for cached features; set "
             "train.features=auto in the run's configuration (docs/finetuning.md)"
         )
-    if folds > len(split.labeled):
+    if not 2 <= folds <= len(split.labeled):
         raise ConfigError(
             f"--out-of-fold {folds}: the run has {len(split.labeled)} labeled images, and so many "
-            "folds at most"
+            "folds at most; two at least"
         )
     few = [k for k, count in enumerate(split.labeled_counts) if count == 1]
     if few:

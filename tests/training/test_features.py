@@ -267,9 +267,10 @@ def test_labeled_images_are_predicted_by_heads_that_have_not_seen_them(
     expected = bayesian_shares(confusion, np.round(seen).astype(int), seed=1)
     np.testing.assert_allclose([row["low"] for row in said["rows"]], expected.low)
     assert all(row["em_calibrated"] is not None for row in said["rows"])
-    asked[-3:] = [str(len(labels) + 1), "--output", str(tmp_path / "more")]
-    assert run_verb("shares", asked) == 2
-    assert f"the run has {len(labels)} labeled images" in capsys.readouterr().err
+    for folds in (1, len(labels) + 1):
+        asked[-3:] = [str(folds), "--output", str(tmp_path / "more")]
+        assert run_verb("shares", asked) == 2
+        assert f"the run has {len(labels)} labeled images" in capsys.readouterr().err
     environment = config.run_dir / "environment.json"
     said = json.loads(environment.read_text())
     environment.write_text(json.dumps({**said, "data": "0" * 64}))  # labels were added since
