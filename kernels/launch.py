@@ -14,7 +14,8 @@ The data file: ``{"<operation>": {"<key of the problem>": {"warps": 1, "register
 
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -145,6 +146,7 @@ class Launcher:
 
 _COUNTERS = 64
 _counters: dict[tuple[torch.device, int, int], Tensor] = {}
+_of_capture: dict[tuple[torch.device, int], Tensor] | None = None
 
 
 def arrivals(device: torch.device, blocks: int = 1) -> Tensor:
@@ -156,14 +158,33 @@ def arrivals(device: torch.device, blocks: int = 1) -> Tensor:
     Returns:
         int32 [n], n at least `blocks` and a multiple of 64.
 
-    Launches of one stream follow one another and share it. A graph that is being captured gets its
-    own, zeroed by the graph: its replays may run beside other work.
+    Launches of one stream follow one another and share it. A launch that is being captured gets
+    its own, zeroed by the graph, as its replays may run beside other work: a node of the graph for
+    each launch, or one for all of them with :func:`shared_arrivals`.
     """
     size = -(-blocks // _COUNTERS) * _COUNTERS
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        return torch.zeros(size, dtype=torch.int32, device=device)
-    key = device, torch.cuda.current_stream(device).cuda_stream, size
-    counter = _counters.get(key)
-    if counter is None:
-        counter = _counters[key] = torch.zeros(size, dtype=torch.int32, device=device)
-    return counter
+    if device.type != "cuda":
+        return torch.zeros(size, dtype=torch.int32)
+    if torch.cuda.is_current_stream_capturing():
+        if _of_capture is None:
+            return torch.zeros(size, dtype=torch.int32, device=device)
+        return _kept(_of_capture, (device, size), size, device)
+    stream = torch.cuda.current_stream(device).cuda_stream
+    return _kept(_counters, (device, stream, size), size, device)
+
+
+@contextmanager
+def shared_arrivals() -> Iterator[None]:
+    """Around the capture of a graph whose launches follow one another: they share counters."""
+    global _of_capture
+    _of_capture = {}
+    try:
+        yield
+    finally:
+        _of_capture = None
+
+
+def _kept(kept: dict[Any, Tensor], key: Any, size: int, device: torch.device) -> Tensor:
+    if key not in kept:
+        kept[key] = torch.zeros(size, dtype=torch.int32, device=device)
+    return kept[key]

@@ -103,9 +103,9 @@ class TrainConfig(Section):
     one CUDA graph; that needs one GPU, distributed.engine=plain and one micro-batch, and otherwise
     is `default`, with a line that says why."""
     cudnn_benchmark: bool = Field(True, **ROUNDING)
-    """On CUDA: time cuDNN's convolution algorithms at the first step and keep the fastest, where
-    shapes do not change (strong_forward=all). Another algorithm rounds differently, so repeated
-    runs may part; false lets cuDNN's heuristics choose."""
+    """On CUDA: time cuDNN's convolution algorithms at the first step of each shape and keep the
+    fastest, where shapes are few (not with strong_forward=confident and compile=none). Another one
+    rounds differently, so repeated runs may part; false lets cuDNN's heuristics choose."""
     tf32: bool = Field(True, **ROUNDING)
     """On CUDA with precision=fp32: convolutions and products with TF32's 10-bit mantissa."""
     features: FilePath | None = Field(None, **NOTHING)
@@ -116,8 +116,8 @@ class TrainConfig(Section):
     """`concat`: one pass over all views, as published; `no_grad`: the weak views first and without
     a backward pass, which changes what batch norm sees (docs/performance.md)."""
     strong_forward: Literal["all", "confident"] = "all"
-    """`confident`: only the strong views of images that pass the threshold (needs
-    weak_forward=no_grad; docs/performance.md)."""
+    """`confident`: only the strong views of images that pass the threshold, with `compile` in
+    sevenths of the batch (needs weak_forward=no_grad; docs/performance.md)."""
     threads: int | None = Field(None, gt=0, le=1024, **ROUNDING)
     """CPU threads of torch per rank; None: the cores divided by the local ranks."""
     data_threads: int | None = Field(None, gt=0, le=1024, **NOTHING)
@@ -134,11 +134,6 @@ class TrainConfig(Section):
             )
         if self.strong_forward == "confident" and self.features is not None:
             raise ValueError("strong_forward=confident saves nothing with features; leave it out")
-        if self.strong_forward == "confident" and self.compile != "none":
-            raise ValueError(
-                f"compile={self.compile} needs static shapes, and strong_forward=confident runs "
-                "another number of views in every step; set compile=none or strong_forward=all"
-            )
         return self
 
 

@@ -144,7 +144,7 @@ def start_ranks(config: Config) -> Ranks:
 
 def _choose_algorithms(config: Config) -> None:
     """How cuDNN and cuBLAS compute, as `train.cudnn_benchmark` and `train.tf32` say."""
-    static = config.train.strong_forward == "all"
+    static = config.train.strong_forward == "all" or config.train.compile != "none"
     torch.backends.cudnn.benchmark = config.train.cudnn_benchmark and static
     torch.backends.cudnn.allow_tf32 = config.train.tf32
     torch.backends.cuda.matmul.allow_tf32 = config.train.tf32

@@ -8,7 +8,7 @@ DeepSpeed behind `Engine`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,9 @@ from simpro_fast.training.features import FeatureExtractor, pretrained_network
 from simpro_fast.training.setup import Setup, build_engine, build_run_method, build_student
 
 VIEWS = ("labeled", "weak", "strong")
+PARTS = 7
+"""Shapes of `strong_forward=confident` under `train.compile`: with that of the weak pass eight, the
+number that torch.compile keeps."""
 
 
 class Step:
@@ -93,6 +96,7 @@ class Step:
         lr: float | Tensor,
         decay: float | Tensor,
         watch: Callable[[Tensor], None] | None = None,
+        begun: tuple[WeakPass, Tensor | None] | None = None,
     ) -> MethodOutput:
         """One iteration of Algorithm 1 on this rank's share of the global batch.
 
@@ -100,6 +104,8 @@ class Step:
             batch: views and labels of the step.
             lr: learning rate of this step. decay: of the average; both numbers, or [].
             watch: gets the loss [] before the weights move, to stop a step that went wrong.
+            begun: `weak_pass` of this batch and the images whose strong views run, where both are
+                known already.
 
         Returns:
             losses, pseudo-labels and class mass of the whole batch.
@@ -110,9 +116,9 @@ class Step:
             # The averaged network's features, and logits of constant images, where a method asks.
             given = self._teacher_features(micro.views) | self._constant_logits()
             # f(x), f(weak), f(strong): in one pass or in two, which batch norm notices.
-            passes = forward_views(
-                self.engine, self.method, self._rows, self.setup.config.train, micro.views
-            )
+            weak = begun[0] if begun else self.weak_pass(micro)
+            images = begun[1] if begun else (weak.images() if weak else None)
+            passes = forward_views(self.engine, self._rows, micro.views, weak, images)
             for view, (logits, features) in zip(VIEWS, passes, strict=True):
                 given[f"logits_{view}"] = logits
                 if view in self._needs.features:
@@ -130,6 +136,11 @@ class Step:
             self._share_buffers(self.student)
         self.average.follow(decay)
         return MethodOutput.joined(outputs)
+
+    def weak_pass(self, batch: Batch) -> WeakPass | None:
+        """The weak views' own pass, see `weak_pass`; None where there is none."""
+        train = self.setup.config.train
+        return weak_pass(self.engine, self.method, self._rows, train, batch.views)
 
     def _by_image(self, batch: Batch) -> dict[str, Any]:
         """What the method asks for besides logits and features."""
@@ -195,69 +206,114 @@ class Step:
         return self._plain
 
 
-def forward_views(
+@dataclass(frozen=True)
+class WeakPass:
+    """The weak views' own pass, before that of the others.
+
+    Attributes:
+        output: of the m weak rows, without a graph.
+        order: int64 [m], images that pass the threshold first, each group in the order of the
+            batch; None with `strong_forward=all`.
+        passing: int64 [], how many pass; None with `strong_forward=all`.
+        part: images; a multiple of it runs.
+    """
+
+    output: NetworkOutput
+    order: Tensor | None = None
+    passing: Tensor | None = None
+    part: int = 1
+
+    def images(self) -> Tensor | None:
+        """int64 [n], whose strong views run; None: all. Waits for the device.
+
+        Those that fill up the last part are images of the batch that do not pass: batch norm needs
+        no mask for them, and the loss leaves them out as it always does.
+        """
+        if self.order is None or self.passing is None:
+            return None
+        number = -(-int(self.passing) // self.part) * self.part
+        return self.order[: number if self.part == 1 else max(number, self.part)]
+
+
+def weak_pass(
     engine: Engine, method: Method, rows: Sequence[int], train: TrainConfig, views: Tensor
-) -> list[NetworkOutput]:
-    """Labeled, weak and strong views through the network, in one pass or in two.
+) -> WeakPass | None:
+    """The weak views through the network, without a backward pass; None: with the others.
 
     `weak_forward=concat` is the published recipe: one pass over all rows, so that batch norm
     normalises them together and the weak rows, which carry no loss, still cost a backward pass
     through its statistics.
 
-    `weak_forward=no_grad` runs the weak rows first, without a graph, and then the others. Each
-    pass is normalised by the statistics of its own rows. The running statistics move once per
-    step by the momentum of the network, towards the mean of both passes weighted by their rows,
-    as one pass would move them (short of the variance between the passes' means).
+    `weak_forward=no_grad` runs the weak rows first, and then the others. Each pass is normalised
+    by the statistics of its own rows. The running statistics move once per step by the momentum of
+    the network, towards the mean of both passes weighted by their rows, as one pass would move
+    them (short of the variance between the passes' means).
 
-    `strong_forward=confident` also leaves out the strong views that the loss will not look at:
-    after the weak pass the method says which images pass its threshold, and the second pass has
-    the labeled rows and the strong views of these images. The host waits once per step for their
-    number. Weights of the running statistics are those of `strong_forward=all`.
+    `strong_forward=confident` also leaves out strong views that the loss will not look at. Weights
+    of the running statistics are those of `strong_forward=all`. Under `train.compile` the number
+    of images is rounded up to a seventh of the batch, for static shapes.
 
     With several ranks every rank runs the same passes, so that the collectives of synchronised
     batch norm match; its statistics are weighted by the ranks' rows.
 
     Args:
         rows: labeled (L*b), weak (m) and strong (V*m), the order of `views`.
-        train: `weak_forward`, `strong_forward`.
+        train: `weak_forward`, `strong_forward`, `compile`.
         views: [L*b + (1+V)*m, 3, H, W].
-
-    Returns:
-        (logits [rows, ...], features or None) of each kind; with `strong_forward=confident` the
-        strong rows of images that fail the threshold are zeros.
     """
     if train.weak_forward == "concat":
+        return None
+    num_labeled, num_weak, _ = rows
+    share = num_weak / sum(rows)
+    with torch.no_grad(), batch_norm_share(engine.module, share, first=True):
+        output = engine.forward(views[num_labeled : num_labeled + num_weak])
+    if train.strong_forward == "all":
+        return WeakPass(output)
+    mask = method.confident(output[0])
+    order = mask.to(torch.uint8).argsort(descending=True, stable=True)
+    part = 1 if train.compile == "none" else -(-num_weak // PARTS)
+    return WeakPass(output, order, mask.sum(), part)
+
+
+def forward_views(
+    engine: Engine,
+    rows: Sequence[int],
+    views: Tensor,
+    weak: WeakPass | None,
+    images: Tensor | None,
+) -> list[NetworkOutput]:
+    """All views through the network, but for the weak ones where they have been.
+
+    Args:
+        rows, views: as for `weak_pass`. weak: what it gave.
+        images: int64 [n], whose strong views run, see `WeakPass.images`; None: all.
+
+    Returns:
+        (logits [rows, ...], features or None) of labeled, weak and strong views; strong rows that
+        did not run are zeros.
+    """
+    if weak is None:
         logits, features = engine.forward(views)
         parts = [None] * 3 if features is None else features.split(list(rows))
         return list(zip(logits.split(list(rows)), parts, strict=True))
     num_labeled, num_weak, num_strong = rows
-    first_strong, weak_share = num_labeled + num_weak, num_weak / sum(rows)
-    with torch.no_grad(), batch_norm_share(engine.module, weak_share, first=True):
-        weak = engine.forward(views[num_labeled:first_strong])
-    if train.strong_forward == "confident":
-        chosen = _confident_rows(method, weak[0], num_strong)
-        labeled_rows = torch.arange(num_labeled, device=chosen.device)
-        trained = take_rows(views, torch.cat([labeled_rows, first_strong + chosen]))
-    else:
+    first_strong = num_labeled + num_weak
+    if images is None:
         trained = torch.cat([views[:num_labeled], views[first_strong:]])
-    with batch_norm_share(engine.module, 1 - weak_share, first=False):
+    else:  # view-major, as all strong rows are
+        of_views = torch.arange(0, num_strong, num_weak, device=images.device)
+        chosen = (of_views[:, None] + images).flatten()
+        labeled_rows = torch.arange(num_labeled, device=images.device)
+        trained = take_rows(views, torch.cat([labeled_rows, first_strong + chosen]))
+    with batch_norm_share(engine.module, 1 - num_weak / sum(rows), first=False):
         logits, features = engine.forward(trained)
     strong = logits[num_labeled:]
-    if train.strong_forward == "confident":
+    if images is not None:
         strong = strong.new_zeros(num_strong, *strong.shape[1:]).index_copy(0, chosen, strong)
     if features is None:
-        return [(logits[:num_labeled], None), weak, (strong, None)]
-    return [(logits[:num_labeled], features[:num_labeled]), weak, (strong, features[num_labeled:])]
-
-
-def _confident_rows(method: Method, logits_weak: Tensor, num_strong: int) -> Tensor:
-    """Strong rows to run, int64, counted from the first strong one; view-major."""
-    mask = method.confident(logits_weak)
-    number = int(mask.sum())  # The one wait of this mode: shapes follow from it.
-    # Confident images first, each group in the order of the batch.
-    kept = mask.to(torch.uint8).argsort(descending=True, stable=True)[:number]
-    first_of_view = torch.arange(0, num_strong, len(mask), device=kept.device)
-    return (first_of_view[:, None] + kept).flatten()
+        return [(logits[:num_labeled], None), weak.output, (strong, None)]
+    of_strong = strong, features[num_labeled:]
+    return [(logits[:num_labeled], features[:num_labeled]), weak.output, of_strong]
 
 
 def take_rows(views: Tensor, rows: Tensor) -> Tensor:

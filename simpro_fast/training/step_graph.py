@@ -7,31 +7,32 @@ weights, optimizer slots, average, priors and counts.
 
 from __future__ import annotations
 
+import collections
+import functools
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from simpro_kernels.launch import shared_arrivals
 
 from simpro_fast.config import Config
 from simpro_fast.data.batch import Batch
 from simpro_fast.distributed.process_group import Ranks
 from simpro_fast.methods import MethodOutput
 from simpro_fast.training.engine.compile import why_not_captured
+from simpro_fast.training.step import Step, WeakPass
 from simpro_fast.utils.logs import FOUND_BY_ALL
 
 logger = logging.getLogger(__name__)
 
 WARM_UP = 3
-"""Steps before the capture: they compile kernels, choose algorithms, allocate optimizer slots."""
-
-Learn = Callable[[Batch, Tensor, Tensor], MethodOutput]
-"""(batch, learning rate [], decay of the average []) -> what the method returned: one step."""
+"""Runs before a capture: they compile kernels, choose algorithms, allocate optimizer slots."""
 
 
-def build_step_graph(config: Config, ranks: Ranks, learn: Learn) -> StepGraph | None:
-    """The step as one graph where the configuration asks for it; a log line where it cannot be."""
+def build_step_graph(config: Config, ranks: Ranks, algorithm: Step) -> StepGraph | None:
+    """The step as a graph where the configuration asks for it; a log line where it cannot be."""
     if config.train.compile != "cuda-graphs":
         return None
     reason = why_not_captured(config, ranks)
@@ -39,34 +40,40 @@ def build_step_graph(config: Config, ranks: Ranks, learn: Learn) -> StepGraph | 
         said = "train.compile=cuda-graphs is train.compile=default here: %s"
         logger.warning(said, reason, extra=FOUND_BY_ALL)
         return None
-    return StepGraph(learn, CudaRecorder(ranks.device))
+    return StepGraph(algorithm, CudaRecorder(ranks.device))
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What `replay` does again; its results are in `result`, in the same memory each time."""
+
+    result: Any
+    replay: Callable[[], None]
 
 
 class Recorder(Protocol):
     """Runs a function once in a way that can be repeated with one call."""
 
-    def warm_up(self, function: Callable[[], MethodOutput]) -> MethodOutput:
+    def warm_up(self, function: Callable[[], Any]) -> Any:
         """Run it as it is, where the recording will run."""
 
-    def record(self, function: Callable[[], MethodOutput]) -> MethodOutput:
-        """Record it; its results are those of the last `replay`."""
-
-    def replay(self) -> None:
-        """Do what was recorded, on the current contents of the same memory."""
-
-    def forget(self) -> None:
-        """Drop what was recorded; another recording follows."""
+    def record(self, function: Callable[[], Any]) -> Recording:
+        """Record it, which does nothing yet; it works on the current contents of its memory."""
 
 
 class CudaRecorder:
-    """`torch.cuda.CUDAGraph` with the side stream that captures ask for."""
+    """`torch.cuda.CUDAGraph` with the side stream that captures ask for.
+
+    The graphs share their memory: they run one after another, and nothing but the weak pass, which
+    is recorded first, has to outlive the next one.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._graph = torch.cuda.CUDAGraph()
+        self._pool = torch.cuda.graph_pool_handle()
 
-    def warm_up(self, function: Callable[[], MethodOutput]) -> MethodOutput:
+    def warm_up(self, function: Callable[[], Any]) -> Any:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -74,38 +81,66 @@ class CudaRecorder:
         current.wait_stream(self._stream)
         return result
 
-    def record(self, function: Callable[[], MethodOutput]) -> MethodOutput:
+    def record(self, function: Callable[[], Any]) -> Recording:
+        graph = torch.cuda.CUDAGraph()
         # Of this thread alone: the data pipeline's allocates and waits meanwhile.
         capture = torch.cuda.graph(
-            self._graph, stream=self._stream, capture_error_mode="thread_local"
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
         )
-        with capture:
-            return function()
-
-    def replay(self) -> None:
-        self._graph.replay()
-
-    def forget(self) -> None:
-        self._graph.reset()
+        with shared_arrivals(), capture:
+            result = function()
+        return Recording(result, graph.replay)
 
 
 class StepGraph:
-    """Calls `learn` for the first steps, then replays a recording of it.
+    """Calls the step for the first times, then replays a recording of it.
+
+    With `strong_forward=confident` there are several: the weak pass, and one for each number of
+    images whose strong views run, which the host reads between the two.
 
     Args:
-        learn: one step of training without a look at any value on the host.
+        algorithm: its `step` looks at no value on the host.
         recorder: of the device.
     """
 
-    def __init__(self, learn: Learn, recorder: Recorder) -> None:
-        self._learn, self._recorder = learn, recorder
+    def __init__(self, algorithm: Step, recorder: Recorder) -> None:
+        self._algorithm, self._recorder = algorithm, recorder
         self._static: Batch | None = None
         self._lr = self._decay = torch.empty(0)
-        self._seen = 0
-        self._out: MethodOutput | None = None
+        self._in_two = algorithm.setup.config.train.strong_forward == "confident"
+        self.forget()
 
     def __call__(self, batch: Batch, lr: float, decay: float) -> MethodOutput:
         """One step on this batch; the result is overwritten by the next call."""
+        static = self._copied(batch)
+        self._lr.fill_(lr)
+        self._decay.fill_(decay)
+        begun = images = None
+        if self._in_two:
+            weak: WeakPass = self._run("weak", lambda: self._algorithm.weak_pass(static))
+            images = weak.images()
+            begun = weak, images
+        key = "all" if images is None else f"{len(images)} images"
+        step = functools.partial(self._algorithm.step, static, self._lr, self._decay, begun=begun)
+        out: MethodOutput = self._run(key, step)
+        return out
+
+    def forget(self) -> None:
+        """Record anew: another phase of the method, or other tensors behind the step."""
+        self._recorded: dict[str, Recording] = {}
+        self._seen: collections.Counter[str] = collections.Counter()
+
+    def _run(self, key: str, function: Callable[[], Any]) -> Any:
+        if self._seen[key] < WARM_UP:
+            self._seen[key] += 1
+            return self._recorder.warm_up(function)
+        if key not in self._recorded:
+            self._recorded[key] = self._recorder.record(function)
+        self._recorded[key].replay()
+        return self._recorded[key].result
+
+    def _copied(self, batch: Batch) -> Batch:
+        """The batch in memory that stays."""
         if self._static is None:
             self._static = Batch(
                 step=batch.step,
@@ -122,22 +157,4 @@ class StepGraph:
         given = batch.by_image()
         for name, (_, static) in self._static.by_image().items():
             static.copy_(given[name][1])
-        self._lr.fill_(lr)
-        self._decay.fill_(decay)
-        if self._seen < WARM_UP:
-            self._seen += 1
-            return self._recorder.warm_up(self._step)
-        if self._out is None:
-            self._out = self._recorder.record(self._step)
-        self._recorder.replay()
-        return self._out
-
-    def forget(self) -> None:
-        """Record anew: another phase of the method, or other tensors behind the step."""
-        if self._out is not None:
-            self._recorder.forget()
-        self._out, self._seen = None, 0
-
-    def _step(self) -> MethodOutput:
-        assert self._static is not None
-        return self._learn(self._static, self._lr, self._decay)
+        return self._static

@@ -86,7 +86,7 @@ class Trainer:
         self._make_loader = make_loader
         found = find_state(config, self.run, fingerprint, ranks) if write else None
         self.algorithm = Step(self.setup, fresh=found is None)
-        self.step_graph = build_step_graph(config, ranks, self.algorithm.step)
+        self.step_graph = build_step_graph(config, ranks, self.algorithm)
         self.guard = StepGuard(ranks, self.requests.asked)
         self.meter, self.stopwatch = Meter(ranks.device, dataset.num_classes), Stopwatch()
         self.checkpoints = Checkpoints(

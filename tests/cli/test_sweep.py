@@ -20,6 +20,7 @@ import yaml
 
 from simpro_fast.cli.sweep import folder_name, members_of
 from simpro_fast.config import Config, flatten, load_config
+from simpro_fast.config.methods import SimProConfig
 from simpro_fast.distributed.stop_requests import launchers_above
 from tests import processes
 from tests.conftest import TINY, TRAIN
@@ -91,6 +92,7 @@ def test_members_are_the_product_and_the_first_seed_comes_first() -> None:
     command = last.command(["train"])
     assert command[:3] == ["train", "--config", "digits_lt/reversed"]
     assert flatten(load_config(command[2], command[3:])) == flatten(last.config)
+    assert isinstance(last.config.method, SimProConfig)
     assert (last.config.train.steps, last.config.method.tau) == (50, 2.0)
     again = members_of("digits_lt/reversed", grid[::-1], "3", ["train.steps=50"])
     assert [str(m) for m in again] == [str(m) for m in found[:4]], "the order of flags is no name"

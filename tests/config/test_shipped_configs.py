@@ -7,6 +7,7 @@ import yaml
 
 from simpro_fast.config import flatten, load_config
 from simpro_fast.config.find import shipped_configs
+from simpro_fast.config.methods import SimProConfig
 from simpro_fast.data.datasets.registry import load_dataset
 from simpro_fast.data.splits.build import make_split
 from simpro_fast.data.splits.class_counts import long_tailed_counts, unlabeled_counts
@@ -122,6 +123,7 @@ def test_full_imagenet_differs_from_the_small_one_in_these_keys_only(classes: st
 def test_cifar_recipe(name: str) -> None:
     config = load_config(name)
     method, data = config.method, config.data
+    assert isinstance(method, SimProConfig)
     assert (data.batch_size, data.mu, data.cutout) == (64, 8, "auto")
     assert (config.model.name, config.model.bn_momentum) == ("wrn_28_2", 0.001)
     assert (config.optim.lr, config.train.steps) == (0.17, 43_000)

@@ -10,6 +10,7 @@ import torch
 from simpro_kernels import launch
 from simpro_kernels.launch import Launcher, Plan, choose_plan
 from simpro_kernels.pseudo_label_cross_entropy import plans
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def test_candidates_differ_and_fill_a_multiprocessor() -> None:
@@ -79,3 +80,17 @@ def test_the_compiled_kernel_is_kept_and_gets_its_constants_in_order(
         ("jit(3, 1, 1)", ("x", 5), constants),
         ("kept(7, 1, 1)", ("y", 6, 4, 8), {}),
     ]
+
+
+def test_a_captured_step_zeroes_its_counters_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On fake tensors; each call that makes a tensor would be a node of the graph."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    device = torch.device("cuda", 0)
+    with FakeTensorMode():
+        assert launch.arrivals(device) is not launch.arrivals(device)
+        with launch.shared_arrivals():
+            first, large = launch.arrivals(device), launch.arrivals(device, 69)
+            assert launch.arrivals(device) is first and launch.arrivals(device, 70) is large
+            assert (len(first), len(large)) == (64, 128)
+        with launch.shared_arrivals():
+            assert launch.arrivals(device) is not first

@@ -31,7 +31,7 @@ KEYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", KEYS)
 def test_the_estimate_is_the_given_one_to_the_end(name: str) -> None:
-    config = METHODS[name].keys(prior=GIVEN, **KEYS[name])
+    config = METHODS[name].keys(**KEYS[name], **{"prior": GIVEN})
     method = build_method(config, setting(prior=GIVEN))
     heads = (2,) if name.startswith("acr") else ()
     generator = torch.Generator().manual_seed(0)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import re
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Any
+from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,40 +19,64 @@ from simpro_fast.data.batch import Batch
 from simpro_fast.distributed.process_group import Ranks, start_ranks
 from simpro_fast.methods import MethodOutput
 from simpro_fast.training.engine.compile import why_not_captured
-from simpro_fast.training.step_graph import WARM_UP, CudaRecorder, StepGraph, build_step_graph
+from simpro_fast.training.step import Step, WeakPass
+from simpro_fast.training.step_graph import (
+    WARM_UP,
+    CudaRecorder,
+    Recording,
+    StepGraph,
+    build_step_graph,
+)
 from simpro_fast.training.trainer import Trainer
 from tests.training.test_trainer import synthetic
 
 MakeConfig = Callable[..., Config]
 
 
+def cloned(result: Any) -> Any:
+    if isinstance(result, Tensor):
+        return result.detach().clone()
+    if isinstance(result, tuple):
+        return tuple(map(cloned, result))
+    if is_dataclass(result):
+        return type(result)(*(cloned(getattr(result, f.name)) for f in fields(result)))
+    return result
+
+
+def fill(static: Any, new: Any) -> None:
+    if isinstance(static, Tensor):
+        static.copy_(new.detach())
+    elif isinstance(static, tuple):
+        for into, value in zip(static, new, strict=True):
+            fill(into, value)
+    elif is_dataclass(static):
+        for f in fields(static):
+            fill(getattr(static, f.name), getattr(new, f.name))
+
+
 class RunAgain:
     """A recorder for the CPU: a replay runs the function and fills the recorded results."""
 
     def __init__(self) -> None:
-        self.calls = {"warm_up": 0, "record": 0, "replay": 0}
+        self.calls = collections.Counter[str]()
+        self._last: dict[type, Any] = {}
 
-    def warm_up(self, function: Callable[[], MethodOutput]) -> MethodOutput:
+    def warm_up(self, function: Callable[[], Any]) -> Any:
         self.calls["warm_up"] += 1
-        self._last = function()
-        return self._last
+        result = function()
+        self._last[type(result)] = cloned(result)
+        return result
 
-    def record(self, function: Callable[[], MethodOutput]) -> MethodOutput:
+    def record(self, function: Callable[[], Any]) -> Recording:
         self.calls["record"] += 1  # recording does nothing yet, as a capture
-        self._function = function
-        self._result = MethodOutput(
-            **{f.name: getattr(self._last, f.name).detach().clone() for f in fields(self._last)}
-        )
-        return self._result
 
-    def forget(self) -> None:
-        self.calls["forget"] = self.calls.get("forget", 0) + 1
+        def replay() -> None:
+            self.calls["replay"] += 1
+            fill(result, function())
 
-    def replay(self) -> None:
-        self.calls["replay"] += 1
-        done = self._function()
-        for field in fields(done):
-            getattr(self._result, field.name).copy_(getattr(done, field.name).detach())
+        of_step = isinstance(function, functools.partial)
+        result = cloned(self._last[MethodOutput if of_step else WeakPass])
+        return Recording(result, replay)
 
 
 def weights(module: torch.nn.Module) -> Tensor:
@@ -58,8 +85,13 @@ def weights(module: torch.nn.Module) -> Tensor:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"train.weak_forward": "no_grad", "optim.grad_clip": 1.0}, {"train.ema_warmup": True}],
-    ids=["published", "two passes", "decay that changes"],
+    [
+        {},
+        {"train.weak_forward": "no_grad", "optim.grad_clip": 1.0},
+        {"train.weak_forward": "no_grad", "train.strong_forward": "confident"},
+        {"train.ema_warmup": True},
+    ],
+    ids=["published", "two passes", "confident", "decay that changes"],
 )
 def test_replayed_steps_train_as_the_usual_ones(tiny: MakeConfig, changes: dict[str, Any]) -> None:
     config = tiny({"distributed.engine": "plain", "optim.warmup_steps": 4, **changes})
@@ -67,7 +99,7 @@ def test_replayed_steps_train_as_the_usual_ones(tiny: MakeConfig, changes: dict[
         Trainer(config, start_ranks(config), make_loader=synthetic(), write=False) for _ in range(2)
     )
     recorder = RunAgain()
-    graphed.step_graph = StepGraph(graphed.algorithm.step, recorder)
+    graphed.step_graph = StepGraph(graphed.algorithm, recorder)
     for step in range(8):
         usual.train_step()
         graphed.train_step()
@@ -75,7 +107,10 @@ def test_replayed_steps_train_as_the_usual_ones(tiny: MakeConfig, changes: dict[
         if step == 5:
             usual.algorithm.method.update_priors()
             graphed.algorithm.method.update_priors()
-    assert recorder.calls == {"warm_up": WARM_UP, "record": 1, "replay": 8 - WARM_UP}
+    if changes.get("train.strong_forward"):
+        assert recorder.calls["record"] >= 2 and recorder.calls["replay"] > 8 - WARM_UP
+    else:
+        assert recorder.calls == {"warm_up": WARM_UP, "record": 1, "replay": 8 - WARM_UP}
     assert torch.equal(weights(usual.algorithm.student), weights(graphed.algorithm.student))
     assert torch.allclose(
         weights(usual.algorithm.average.module),
@@ -91,13 +126,17 @@ def test_replayed_steps_train_as_the_usual_ones(tiny: MakeConfig, changes: dict[
 def test_scalars_keep_their_digits_beside_views_in_bfloat16() -> None:
     seen: list[Tensor] = []
 
-    def learn(batch: Batch, lr: Tensor, decay: Tensor) -> MethodOutput:
-        seen.extend((lr, decay))
-        return MethodOutput(*(torch.zeros(()) for _ in fields(MethodOutput)))
+    class Algorithm:
+        setup = SimpleNamespace(config=Config(name="x"))
 
+        def step(self, batch: Batch, lr: Tensor, decay: Tensor, begun: Any) -> MethodOutput:
+            seen.extend((lr, decay))
+            return MethodOutput(*(torch.zeros(()) for _ in fields(MethodOutput)))
+
+    algorithm: Any = Algorithm()
     views = torch.zeros(2, 3, 8, 8, dtype=torch.bfloat16)
     labels = torch.zeros(1, dtype=torch.int64)
-    StepGraph(learn, RunAgain())(Batch(0, views, labels, labels), 0.03, 0.999)
+    StepGraph(algorithm, RunAgain())(Batch(0, views, labels, labels), 0.03, 0.999)
     assert [value.item() for value in seen] == pytest.approx([0.03, 0.999], rel=1e-7)
 
 
@@ -128,21 +167,20 @@ def test_what_cannot_be_captured_is_told(
 def test_where_it_cannot_be_a_line_says_what_is_done(
     tiny: MakeConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ranks = Ranks(0, 0, 1, 1, torch.device("cpu"))
-
-    def learn(*_: Any) -> MethodOutput:
-        raise AssertionError("it is not called")
-
-    assert build_step_graph(tiny(PLAIN), ranks, learn) is None and not caplog.messages
+    ranks, algorithm = Ranks(0, 0, 1, 1, torch.device("cpu")), cast(Step, None)
+    assert build_step_graph(tiny(PLAIN), ranks, algorithm) is None and not caplog.messages
     asked = tiny({**PLAIN, "train.compile": "cuda-graphs"})
-    assert build_step_graph(asked, ranks, learn) is None
+    assert build_step_graph(asked, ranks, algorithm) is None
     (line,) = caplog.messages
     assert "train.compile=default here: it needs a CUDA device" in line
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_captured_steps_train_as_eager_ones(tiny: MakeConfig, optimizer: str) -> None:
+@pytest.mark.parametrize("strong_forward", ["all", "confident"])
+def test_captured_steps_train_as_eager_ones(
+    tiny: MakeConfig, optimizer: str, strong_forward: str
+) -> None:
     runs = []
     for graph in (False, True):
         config = tiny(
@@ -152,11 +190,16 @@ def test_captured_steps_train_as_eager_ones(tiny: MakeConfig, optimizer: str) ->
                 "train.cudnn_benchmark": False,
                 "train.tf32": False,
                 "optim.name": optimizer,
+                "train.weak_forward": "no_grad",
+                "train.strong_forward": strong_forward,
+                "method.threshold": 0.0,  # one number of images, so that it is replayed
             }
         )
         trainer = Trainer(config, start_ranks(config), make_loader=synthetic(), write=False)
         if graph:
-            trainer.step_graph = StepGraph(trainer.learn, CudaRecorder(trainer.ranks.device))
+            trainer.step_graph = StepGraph(
+                trainer.algorithm, CudaRecorder(trainer.setup.ranks.device)
+            )
         for _ in range(8):
             trainer.train_step()
         trainer.guard.settle()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 from simpro_fast import FixMatch, SimPro
 from simpro_fast.config import parse_config
 from simpro_fast.config.schema import TrainConfig
 from simpro_fast.methods import MethodOutput
-from simpro_fast.training.step import forward_views
+from simpro_fast.training.engine.base import Engine
+from simpro_fast.training.step import WeakPass, forward_views, weak_pass
 from simpro_fast.utils.errors import ConfigError
 
 LABELED, IMAGES, VIEWS, CLASSES = 4, 10, 2, 3
@@ -22,6 +25,7 @@ MODES = {
     "concat": TrainConfig(),
     "no_grad": TrainConfig(weak_forward="no_grad"),
     "confident": TrainConfig(weak_forward="no_grad", strong_forward="confident"),
+    "compiled": TrainConfig(weak_forward="no_grad", strong_forward="confident", compile="default"),
 }
 
 
@@ -59,7 +63,9 @@ def run(
 ) -> tuple[MethodOutput, list[tuple[int, bool]]]:
     """One step up to the gradients; the passes it took."""
     engine: Any = RecordingEngine(model)
-    passes = forward_views(engine, method, ROWS, MODES[mode], views)
+    weak_first = weak_pass(engine, method, ROWS, MODES[mode], views)
+    images = None if weak_first is None else weak_first.images()
+    passes = forward_views(engine, ROWS, views, weak_first, images)
     labeled, weak, strong = (logits for logits, _ in passes)
     out: MethodOutput = method(labeled, torch.arange(LABELED) % CLASSES, weak, strong)
     out.loss.backward()
@@ -79,18 +85,18 @@ def threshold_keeping(kept: int) -> float:
 @pytest.mark.parametrize("mode", list(MODES))
 def test_passes_and_the_same_gradients_where_batch_norm_is_frozen(mode: str) -> None:
     """Without batch statistics no row knows of another, so every mode is the published step."""
-    threshold = threshold_keeping(4)
+    threshold = threshold_keeping(5)
     model = network().eval()
     reference = copy.deepcopy(model)
     expected, _ = run("concat", reference, batch(), simpro(threshold))
     method = simpro(threshold)
     found, passes = run(mode, model, batch(), method)
-    second = {"no_grad": VIEWS * IMAGES, "confident": VIEWS * 4}
+    second = {"no_grad": VIEWS * IMAGES, "confident": VIEWS * 5, "compiled": VIEWS * 6}
     if mode == "concat":
         assert passes == [(sum(ROWS), True)]
     else:
         assert passes == [(IMAGES, False), (LABELED + second[mode], True)]
-    assert int(found.mask.sum()) == 4
+    assert int(found.mask.sum()) == 5
     for name in ("loss", "loss_labeled", "loss_unlabeled", "mask_rate", "class_mass"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name))
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
@@ -122,7 +128,20 @@ def test_nobody_and_everybody_confident(threshold: float) -> None:
     assert all(p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-@pytest.mark.parametrize("mode", ["no_grad", "confident"])
+@pytest.mark.parametrize("images", [1, 10, 64, 448])
+def test_few_shapes_that_hold_all_images_that_pass(images: int) -> None:
+    shapes = set()
+    for passing in range(images + 1):
+        order = torch.randperm(images)
+        weak = WeakPass((order, None), order, torch.tensor(passing), -(-images // 7))
+        chosen = weak.images()
+        assert chosen is not None and torch.equal(chosen, order[: len(chosen)])
+        assert passing <= len(chosen) <= max(1, passing) + images / 7 + 1
+        shapes.add(len(chosen))
+    assert len(shapes) <= 7 and max(shapes) == images
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "confident", "compiled"])
 def test_running_statistics_move_once_towards_both_passes(mode: str) -> None:
     """With momentum m: (1 - m) old + m (mean of the passes, weighted by the published rows)."""
     model, views = network(), batch()
@@ -168,9 +187,22 @@ def test_confident_has_a_margin_below_the_threshold_for_rounding(kind: type) -> 
     assert at(probability * (1 + 1e-4)) == (False, False)
 
 
+def test_torch_compile_keeps_all_shapes() -> None:
+    """Beyond the limit it would run what follows eagerly, with a warning at most."""
+    model, counter = network(), CompileCounter()
+    model.compile(backend=counter, dynamic=False)
+    engine, rows = cast(Engine, RecordingEngine(model)), [LABELED, 14, 28]
+    views = batch().repeat(2, 1, 1, 1)[: sum(rows)].contiguous(memory_format=torch.channels_last)
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        for passing in [*range(15), *range(15)]:
+            weak = weak_pass(engine, simpro(0.5), rows, MODES["compiled"], views)
+            assert weak is not None
+            images = replace(weak, passing=torch.tensor(passing)).images()
+            (_, (strong, _)) = forward_views(engine, rows, views, weak, images)[1:]
+            strong.sum().backward()
+    assert counter.frame_count == 1 + 7
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match="weak_forward=no_grad"):
         parse_config({"name": "x", "train": {"strong_forward": "confident"}})
-    compiled = {"weak_forward": "no_grad", "strong_forward": "confident", "compile": "default"}
-    with pytest.raises(ConfigError, match=r"static shapes.*compile=none or strong_forward=all"):
-        parse_config({"name": "x", "train": compiled})

@@ -60,7 +60,7 @@ def make_run(
     path.mkdir(parents=True)
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     steps = PERIODS * PERIOD if finished else 2 * PERIODS * PERIOD
-    tree = {
+    tree: dict[str, Any] = {
         "name": name,
         "seed": seed,
         "method": {"name": method, "tau": 1.0, "threshold": 0.8},

@@ -246,7 +246,7 @@ def test_intervals_and_evaluations_are_drawn_where_a_run_has_them(
     summary = json.loads((path / "summary.json").read_text())
     drawn = draw(path)
     (errors,) = (c for c in drawn["prior.png"].axes[0].containers if hasattr(c, "has_yerr"))
-    (segments,) = (lines.get_segments() for lines in errors.lines[2])
+    (segments,) = (lines.get_segments() for lines in vars(errors)["lines"][2])
     rows = summary["shares"]["rows"]
     assert [segment[:, 1].tolist() for segment in segments] == [
         pytest.approx([100 * row["low"], 100 * row["high"]]) for row in rows

@@ -21,6 +21,7 @@ from simpro_fast.answers.report.tables import (
 )
 from simpro_fast.cli.report import main
 from simpro_fast.config import Config, dump_config, load_config
+from simpro_fast.config.methods import SimProConfig
 from tests.answers.report.small_runs import make_summary, write_run
 from tests.config.test_shipped_configs import NAMES
 
@@ -151,7 +152,7 @@ def test_every_published_row_is_whole() -> None:
 def test_published_row_has_the_configuration_that_it_names(row: dict[str, str]) -> None:
     config = load_config(row["config"], row["overrides"].split())
     title, _, without = row["method"].partition(" without ")
-    if config.method.name == "simpro":
+    if isinstance(config.method, SimProConfig):
         steps = {(True, True): "", (False, True): "E step", (False, False): "E and M step"}
         assert without == steps[config.method.adjust_pseudo_labels, config.method.adjust_loss]
     else:

@@ -181,7 +181,7 @@ def test_hash_is_over_little_endian_lists() -> None:
     )
     raw = b"".join(int(i).to_bytes(8, "little") for i in (1, 2, 3))
     assert split.hash() == hashlib.sha256(raw).hexdigest()
-    swapped = Split(
+    swapped = Split(  # type: ignore[call-arg]
         lists[0].astype(">i8"),
         *lists[1:],
         (2,),

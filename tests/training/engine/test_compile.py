@@ -17,6 +17,8 @@ from simpro_fast.training.trainer import Trainer
 from tests.training.test_trainer import synthetic
 
 MakeConfig = Callable[..., Config]
+NO_GRAD = {"train.weak_forward": "no_grad"}
+FORWARD: list[dict[str, Any]] = [{}, NO_GRAD, {**NO_GRAD, "train.strong_forward": "confident"}]
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 
 
@@ -55,10 +57,10 @@ def test_method_is_one_graph_with_the_same_results(tiny: MakeConfig, kind: type)
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("weak_forward", ["concat", "no_grad"])
-def test_compiled_steps_are_the_eager_ones(tiny: MakeConfig, weak_forward: str) -> None:
+@pytest.mark.parametrize("changes", FORWARD)
+def test_compiled_steps_are_the_eager_ones(tiny: MakeConfig, changes: dict[str, Any]) -> None:
     """SiLU, since LeakyReLU's kinks turn rounding into other gradients."""
-    changes = {"train.weak_forward": weak_forward, "model.activation": "silu"}
+    changes = {**changes, "model.activation": "silu"}
     eager, priors = steps(tiny(changes), 4)
     compiled, found = steps(tiny({**changes, "train.compile": "default"}), 4)
     assert compiled == pytest.approx(eager, rel=1e-4)
@@ -66,7 +68,7 @@ def test_compiled_steps_are_the_eager_ones(tiny: MakeConfig, weak_forward: str) 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("changes", [{}, {"train.weak_forward": "no_grad"}])
+@pytest.mark.parametrize("changes", FORWARD)
 def test_cuda_graphs_give_the_eager_steps(tiny: MakeConfig, changes: dict[str, Any]) -> None:
     changes = {**changes, "device": "cuda", "model.activation": "silu"}
     eager, _ = steps(tiny(changes), 6)
