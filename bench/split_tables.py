@@ -147,7 +147,13 @@ TABLES = {
             CANDIDATES[:2],
             start=50,
         ),
-        Table("fashion_mnist", {row: METHODS[row] for row in FEW}, 5, {}),
+        Table(
+            "fashion_mnist",
+            {row: METHODS[row] for row in FEW},
+            5,
+            dict.fromkeys(("FixMatch", RIVAL, "SimPro", "CoSSL"), HIGH),
+            CANDIDATES[:2],
+        ),
         Table(
             "features",
             {row: words for row, words in METHODS.items() if row != "CCL"} | BOTH_THRESHOLDS,

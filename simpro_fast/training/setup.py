@@ -31,6 +31,7 @@ from simpro_fast.models import (
     build_model,
     classifier_of,
     convert_sync_batch_norm,
+    freeze_backbone,
     give_lora,
     head_of,
     load_pretrained,
@@ -224,9 +225,13 @@ def build_student(setup: Setup, *, fresh: bool) -> tuple[nn.Module, PretrainedRe
 def build_engine(config: Config, student: nn.Module, ranks: Ranks) -> Engine:
     """The engine that `distributed.engine` names. Moves the network to the ranks' device.
 
+    The method's own parameters are part of it by now: they learn beside a frozen backbone.
+
     Raises:
         UserError: DeepSpeed is asked for and cannot be imported.
     """
+    if config.freezes_backbone:
+        freeze_backbone(student)
     if config.distributed.engine == "plain":
         return PlainEngine(config, student, ranks)
     from simpro_fast.training.engine.deepspeed import DeepSpeedEngine

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from simpro_fast.config.schema import OptimConfig
-from simpro_fast.models.head import MethodParameters, freeze_backbone, outside_backbone
-from simpro_fast.models.lora import lora_layers
+from simpro_fast.models.head import MethodParameters, outside_backbone
 from simpro_fast.models.timm_nets import layers_of
 from simpro_fast.utils.errors import ConfigError
 
@@ -81,11 +80,7 @@ def build_optimizer(optim: OptimConfig, model: nn.Module) -> torch.optim.Optimiz
     """SGD (Nesterov where there is momentum) or AdamW over `param_groups`, torch's own.
 
     The rate of each step comes from `learning_rate`; the caller sets it by `set_learning_rate`.
-    With a `backbone_lr_scale` of 0 or with LoRA the backbone is frozen here, see
-    `freeze_backbone`.
     """
-    if optim.backbone_lr_scale == 0 or any(lora_layers(model)):
-        freeze_backbone(model)
     groups = param_groups(
         model,
         optim.weight_decay,

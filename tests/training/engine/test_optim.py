@@ -7,7 +7,12 @@ from torch import nn
 from simpro_fast.config import Config
 from simpro_fast.config.schema import ModelConfig, OptimConfig
 from simpro_fast.distributed.process_group import start_ranks
-from simpro_fast.models import build_model, convert_sync_batch_norm, head_of
+from simpro_fast.models import (
+    build_model,
+    convert_sync_batch_norm,
+    freeze_backbone,
+    head_of,
+)
 from simpro_fast.models.head import adopt_parameters
 from simpro_fast.training.engine.base import Engine
 from simpro_fast.training.engine.optim import (
@@ -180,8 +185,8 @@ def test_engines_scale_the_rate_of_the_backbone(tiny, engine, stage, scale):
 
 def test_frozen_backbone_has_neither_decay_nor_state_under_adamw():
     model = build_model(ModelConfig(name="small_cnn"), 3, 16)
-    optim = OptimConfig(name="adamw", lr=0.1, weight_decay=0.5, backbone_lr_scale=0)
-    optimizer = build_optimizer(optim, model)
+    freeze_backbone(model)
+    optimizer = build_optimizer(OptimConfig(name="adamw", lr=0.1, weight_decay=0.5), model)
     start = {n: p.detach().clone() for n, p in model.named_parameters()}
     loss_of(model, 0).backward()
     set_learning_rate(optimizer.param_groups, 0.1)
