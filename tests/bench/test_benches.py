@@ -107,12 +107,14 @@ def test_the_gpu_check_says_that_there_is_no_gpu(tmp_path: Path) -> None:
     assert "no CUDA device is visible to torch" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_bench_of_cached_features_runs() -> None:
     done = bench("bench_features.py", "--smoke", "data.classes=5", "data.batch_size=8", "data.mu=2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "'what': 'embed'" in done.stdout and "'what': 'cached steps'" in done.stdout
 
 
+@pytest.mark.slow
 def test_ours_and_the_baseline_do_the_same_mathematics() -> None:
     """The bench refuses to time two programs whose losses or updates differ."""
     done = bench("end_to_end.py", *DIGITS, "--part", "train")
@@ -128,6 +130,7 @@ def test_another_method_is_refused_before_anything_is_timed() -> None:
     assert "nothing is timed" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_methods_bench_compares_all_of_them() -> None:
     size = ["data.batch_size=8", "data.mu=1", "train.threads=1"]
     done = bench("bench_methods.py", "--smoke", "--config=digits_lt/reversed", *size)

@@ -28,6 +28,7 @@ def test_own_code(tmp_path: Path) -> None:
     assert simpro_fast.load_model(run).class_names == ("first", "second", "third")
 
 
+@pytest.mark.slow
 def test_export(tmp_path: Path) -> None:
     small = ("train.steps=2", "train.period=1", "data.batch_size=8", "data.mu=2", *SMALL)
     small += ("data.fit=pad", "data.interpolation=bicubic")
@@ -70,6 +71,7 @@ def test_tutorial_digits(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_tutorial_own_images(tmp_path: Path) -> None:
     write_photos(tmp_path / "photos")
     labeled_by_hand = []

@@ -71,9 +71,8 @@ def test_of_images_that_were_not_classified_only_the_source_is_known(classes):
     assert held == pytest.approx(0.95, abs=0.03)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_counts_that_contradict_the_validation_images_are_noticed(seed):
-    found = bayesian_shares(np.array([[50, 0], [50, 0]]), np.array([10, 90]), seed=seed)
+def test_counts_that_contradict_the_validation_images_are_noticed():
+    found = bayesian_shares(np.array([[50, 0], [50, 0]]), np.array([10, 90]), seed=0)
     assert not found.consistent
 
 

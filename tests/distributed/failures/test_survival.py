@@ -66,7 +66,7 @@ def _unbroken_views(config: Config, step: int) -> list[str]:
 @pytest.mark.parametrize(
     "goes_on",
     [
-        pytest.param([(4, 2)], id="four"),
+        pytest.param([(4, 2)], id="four", marks=pytest.mark.slow),
         pytest.param([(4, 1), (4, 0), (1, 2)], id="other_stages", marks=pytest.mark.slow),
     ],
 )
