@@ -31,6 +31,24 @@ class NormAct(BatchNormAct):
         return functional.silu(out) if self.activation == "silu" else out
 
 
+class PixelConv(nn.Conv2d):
+    """The convolution that takes the pixels [N, 3, H, W]; on CUDA with a fourth channel of zeros.
+
+    cuDNN's channels_last kernels for tensor cores take channels by fours or eights, and leave three
+    to slower ones. The weights stay [C, 3, k, k]; the sums are the same but for their order.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return with_zeros(self, x) if x.is_cuda else super().forward(x)
+
+
+def with_zeros(conv: nn.Conv2d, x: Tensor) -> Tensor:
+    """The convolution of x, both with channels of zeros up to a multiple of four."""
+    zeros = (0, 0, 0, 0, 0, -x.shape[1] % 4)
+    weight = functional.pad(conv.weight, zeros)
+    return conv._conv_forward(functional.pad(x, zeros), weight, conv.bias)
+
+
 MakeNorm = Callable[..., NormAct]
 """`norm(channels)`, with the network's activation; `norm(channels, activation="none")` without."""
 

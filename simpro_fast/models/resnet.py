@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from simpro_fast.models.layers import MakeNorm
+from simpro_fast.models.layers import MakeNorm, PixelConv
 
 BN_MOMENTUM = 0.1
 EXPANSION = 4
@@ -63,10 +63,10 @@ class ResNet50(nn.Module):
     def __init__(self, num_classes: int, norm: MakeNorm, *, small_stem: bool) -> None:
         super().__init__()
         if small_stem:
-            self.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
+            self.conv1 = PixelConv(3, 64, 3, 1, 1, bias=False)
             self.maxpool: nn.Module = nn.Identity()
         else:
-            self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+            self.conv1 = PixelConv(3, 64, 7, 2, 3, bias=False)
             self.maxpool = nn.MaxPool2d(3, 2, 1)
         self.bn1 = norm(64)
         self.layer1 = _stage(3, 64, 64, 1, norm)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from simpro_fast.models.layers import MakeNorm, initialise
+from simpro_fast.models.layers import MakeNorm, PixelConv, initialise
 
 BN_MOMENTUM = 0.001
 
@@ -77,7 +77,7 @@ class WideResNet(nn.Module):
         super().__init__()
         blocks_per_stage = (depth - 4) // 6
         widths = [16, 16 * width, 32 * width, 64 * width]
-        self.stem = nn.Conv2d(3, widths[0], 3, 1, 1, bias=False)
+        self.stem = PixelConv(3, widths[0], 3, 1, 1, bias=False)
         stages = []
         for stage in range(3):
             channels_in, channels_out = widths[stage], widths[stage + 1]

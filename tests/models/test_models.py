@@ -4,12 +4,14 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from simpro_fast.config.schema import ModelConfig
 from simpro_fast.models import build_model, list_models
-from simpro_fast.models.layers import NormAct
+from simpro_fast.models.layers import NormAct, PixelConv, with_zeros
 from simpro_fast.utils.errors import ConfigError
 
 
@@ -25,6 +27,42 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
 @pytest.mark.parametrize("size", [8, 28, 33])
 def test_logits_have_one_column_per_class(name, size):
     assert build(name, num_classes=7, size=size)(torch.randn(2, 3, size, size)).shape == (2, 7)
+
+
+@pytest.mark.parametrize("kernel", [3, 7])
+def test_a_channel_of_zeros_changes_nothing(kernel):
+    conv = PixelConv(3, 8, kernel, 2, kernel // 2, bias=False).double()
+    conv = conv.to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 17, 17, dtype=torch.float64).to(memory_format=torch.channels_last)
+    found = []
+    for run in (conv, lambda x: with_zeros(conv, x)):
+        y = run(x)
+        (gradient,) = torch.autograd.grad(y.square().sum(), conv.weight)
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        found.append((y, gradient))
+    torch.testing.assert_close(*found)
+
+
+def test_pixels_on_a_gpu_have_four_channels():
+    seen = []
+    with FakeTensorMode(), CountChannels(seen):
+        PixelConv(3, 8, 3, device="cuda")(torch.empty(2, 3, 8, 8, device="cuda"))
+    assert seen == [(4, 4)]
+    assert isinstance(build("wrn_10_1").stem, PixelConv)
+    assert isinstance(build("resnet50").conv1, PixelConv)
+
+
+class CountChannels(TorchDispatchMode):
+    """Input channels of x and of the weights, of every convolution."""
+
+    def __init__(self, seen: list[tuple[int, int]]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        if function.overloadpacket.__name__ == "convolution":
+            self.seen.append((arguments[0].shape[1], arguments[1].shape[1]))
+        return function(*arguments, **(options or {}))
 
 
 def test_wrn_28_2_has_the_published_layers():
