@@ -60,6 +60,9 @@ class Recorder(Protocol):
     def record(self, function: Callable[[], Any]) -> Recording:
         """Record it, which does nothing yet; it works on the current contents of its memory."""
 
+    def forget(self) -> None:
+        """The recordings so far are not replayed any more."""
+
 
 class CudaRecorder:
     """`torch.cuda.CUDAGraph` with the side stream that captures ask for.
@@ -71,7 +74,7 @@ class CudaRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
+        self.forget()
 
     def warm_up(self, function: Callable[[], Any]) -> Any:
         current = torch.cuda.current_stream(self._device)
@@ -91,6 +94,10 @@ class CudaRecorder:
             result = function()
         return Recording(result, graph.replay)
 
+    def forget(self) -> None:
+        # The memory of graphs that are all gone is given back, and cannot be asked for again.
+        self._pool = torch.cuda.graph_pool_handle()
+
 
 class StepGraph:
     """Calls the step for the first times, then replays a recording of it.
@@ -108,7 +115,8 @@ class StepGraph:
         self._static: Batch | None = None
         self._lr = self._decay = torch.empty(0)
         self._in_two = algorithm.setup.config.train.strong_forward == "confident"
-        self.forget()
+        self._recorded: dict[str, Recording] = {}
+        self._seen: collections.Counter[str] = collections.Counter()
 
     def __call__(self, batch: Batch, lr: float, decay: float) -> MethodOutput:
         """One step on this batch; the result is overwritten by the next call."""
@@ -127,8 +135,9 @@ class StepGraph:
 
     def forget(self) -> None:
         """Record anew: another phase of the method, or other tensors behind the step."""
-        self._recorded: dict[str, Recording] = {}
-        self._seen: collections.Counter[str] = collections.Counter()
+        self._recorded.clear()
+        self._seen.clear()
+        self._recorder.forget()
 
     def _run(self, key: str, function: Callable[[], Any]) -> Any:
         if self._seen[key] < WARM_UP:

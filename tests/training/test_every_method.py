@@ -119,7 +119,7 @@ def test_replayed_steps_train_as_the_usual_ones(tiny: MakeConfig, name: str) -> 
     # Three steps to warm up; a method that changes its mind is recorded anew.
     changed = usual.algorithm.method.phase_at(0) != usual.algorithm.method.phase_at(1)
     assert recorder.calls["replay"] == 8 - 3 * (1 + changed)
-    assert recorder.calls["record"] == 1 + changed
+    assert recorder.calls["record"] == 1 + changed and recorder.calls["forget"] == changed
     assert_close(weights(graphed.algorithm.student), weights(usual.algorithm.student), 1e-6)
     for key, value in usual.algorithm.method.state_dict().items():
         assert_close(graphed.algorithm.method.state_dict()[key], value, 1e-5)

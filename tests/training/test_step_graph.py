@@ -78,6 +78,9 @@ class RunAgain:
         result = cloned(self._last[MethodOutput if of_step else WeakPass])
         return Recording(result, replay)
 
+    def forget(self) -> None:
+        self.calls["forget"] += 1
+
 
 def weights(module: torch.nn.Module) -> Tensor:
     return torch.cat([t.detach().double().flatten() for t in module.state_dict().values()])
