@@ -1,7 +1,7 @@
 """What compiles the augmentation kernel, and the launch plans worth trying for it.
 
-By counting (README.md): a view's time is that of its dependent steps, not of its bytes, so what
-counts is how many views a multiprocessor has in work.
+By counting: a view's time is that of its dependent steps, not of its bytes, so what counts is how
+many views a multiprocessor has in work.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """What compiles a kernel of this operation, and the launch plans worth trying for it.
 
-The defaults come from counting (README.md): registers and warps that compile without a spill, as
-many programs as they let reside on a multiprocessor, enough bytes in flight to hide memory.
+The defaults come from counting: registers and warps that compile without a spill, as many programs
+as they let reside on a multiprocessor, enough bytes in flight to hide memory.
 """
 
 import functools

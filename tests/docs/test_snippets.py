@@ -1,5 +1,4 @@
-"""The Python of docs/answers.md, with stand-ins for the packages that it is written for; that of
-docs/gpu.md."""
+"""The Python of docs/answers.md, with a stand-in for cleanlab; that of docs/gpu.md."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def module(name: str, **content: Any) -> ModuleType:
 
 @pytest.fixture(scope="module", params=["nested folders", "shards"])
 def photos(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `photos/`, a run on it, and what `predict` says of its images."""
+    """A folder with `photos/`, a run on it, and what `predict` says of its labeled images."""
     folder = tmp_path_factory.mktemp("page")
     root, shards = tidy(folder / "photos"), request.param == "shards"
     for name, other in zip(("cats", "dogs", "owls"), NUMBERS if shards else NAMES, strict=True):
@@ -63,11 +62,8 @@ def photos(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         assert main(["prepare", *sources, "--output", "photos/prepared"]) == 0
         data = {"name": "images", "manifest": "photos/prepared/manifest.csv", "image_size": 16}
         train(folder, name="mine", data={**data, "batch_size": 4, "mu": 2})
-        (root / "unlabeled" / "000.jpg").write_bytes(b"\xff\xd8damaged")
-        for source, table in ((labeled, "labeled"), (str(root / "unlabeled"), "unlabeled")):
-            files = ["--output", f"{table}.csv", "--logits", f"{table}.npy", "--quiet"]
-            arguments = ["predict", "runs/mine/seed1", source, *files, "--on-bad-image=skip"]
-            assert main(arguments) == 0
+        files = ["--output", "labeled.csv", "--logits", "labeled.npy", "--quiet"]
+        assert main(["predict", "runs/mine/seed1", labeled, *files]) == 0
     return folder
 
 
@@ -89,32 +85,6 @@ def test_wrong_labels_by_cleanlab(photos: Path, monkeypatch: pytest.MonkeyPatch)
     for image, k in zip(found["images"], found["labels"], strict=True):
         if not image["member"]:
             assert names[k] in unicodedata.normalize("NFC", image["path"]).split("/")
-
-
-def test_predictions_in_fiftyone(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(photos)
-    samples: list[Any] = []
-
-    class Sample(dict[str, Any]):
-        def __init__(self, filepath: str) -> None:
-            assert Path(filepath).is_file()
-            super().__init__(filepath=filepath)
-
-    class Dataset:
-        def add_sample(self, sample: Sample) -> None:
-            samples.append(sample)
-
-    class Classification:
-        def __init__(self, *, label: str, confidence: float, logits: Any) -> None:
-            assert type(confidence) is float and logits.shape == (3,)
-            self.label = label
-
-    fo = module("fiftyone", Dataset=Dataset, Sample=Sample, Classification=Classification)
-    run(snippet("fiftyone"), fiftyone=fo)
-    files = sorted((photos / "photos/unlabeled").iterdir())[1:]
-    answers = load_model("runs/mine/seed1").predict(files)
-    assert [Path(sample["filepath"]) for sample in samples] == files
-    assert [sample["prediction"].label for sample in samples] == [a.label for a in answers]
 
 
 def test_operations_of_a_view(capsys: pytest.CaptureFixture[str]) -> None:
