@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from simpro_fast.config.methods import METHODS
 from tests import processes
@@ -49,6 +50,32 @@ def test_the_step_bench_times_every_part(tmp_path: Path) -> None:
     done = bench("bench_step.py", "--steps=1", f"--output={target}", *size)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row["part"] for row in steps_of(target)] == ["data", "train", "full"]
+
+
+def test_steps_are_timed_without_a_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for a device that takes 5 ms a step and lags behind the host."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    from bench_step import WARM_UP, timed
+
+    asked: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            pass
+
+        def record(self) -> None:
+            self.at = 5.0 * asked.count("step") + asked.count("wait")
+
+        def synchronize(self) -> None:
+            asked.append("wait")
+
+        def elapsed_time(self, other: Event) -> float:
+            return other.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    times = timed(lambda i: asked.append("step"), 4, torch.device("cuda"))
+    assert times == [5.0] * 4
+    assert asked == ["step"] * (WARM_UP + 4) + ["wait"]
 
 
 def test_the_kernel_bench_compares_and_times() -> None:
@@ -98,8 +125,6 @@ def test_the_gpu_check_keeps_to_its_time_and_knows_its_parts(tmp_path: Path) -> 
 
 
 def test_the_gpu_check_says_that_there_is_no_gpu(tmp_path: Path) -> None:
-    import torch
-
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     done = gpu_check("--output", str(tmp_path))
