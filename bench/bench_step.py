@@ -79,6 +79,7 @@ def measure(config: Config, parts: Sequence[str], steps: int) -> Iterator[dict[s
             "cuda_graph": trainer.step_graph is not None,
             "cudnn_benchmark": config.train.cudnn_benchmark,
             "tf32": config.train.tf32,
+            "norm": config.model.norm_impl,
             "loss": config.method.impl,
             "steps": steps,
             "ms_p20": round(p20, 2),
@@ -103,7 +104,7 @@ def main() -> int:
     print(f"{config.name}, {machine()['machine']}")
     print("           p20 ms    p50 ms    p80 ms     views/s  peak MiB  one graph")
     same = ["part", "config", "image_size", "views", "precision", "compile", "cuda_graph"]
-    same += ["cudnn_benchmark", "tf32", "loss", "engine"]
+    same += ["cudnn_benchmark", "tf32", "norm", "loss", "engine"]
     for row in measure(config, options.part, options.steps):
         print(
             f"{row['part']:6}{row['ms_p20']:>10.2f}{row['ms_p50']:>10.2f}{row['ms_p80']:>10.2f}"

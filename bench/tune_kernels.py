@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import importlib
 import itertools
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -33,6 +32,8 @@ from bench_kernels import DTYPES, OPERATIONS, Case, Outputs, Shape, check
 from common import names_of
 from simpro_kernels import dispatch, launch
 from simpro_kernels.launch import Launcher, Plan
+
+from simpro_fast.utils.atomic_write import write_json
 
 MARGIN = 0.98
 Problem = tuple[str, str]
@@ -131,15 +132,12 @@ def time_plans(op: str, device: torch.device) -> None:
 
     time_of, done, failed = functools.partial(do_bench, return_mode="median"), set[Problem](), 0
     path = launch.data_file(device)
-    path.parent.mkdir(exist_ok=True)
     for _, shape, dtype in jobs([op]):
         try:
             case = OPERATIONS[op].make(shape, DTYPES[dtype], device)
             for mode in case.least_bytes:
                 failed += tune(case, mode, device, time_of, done)
-                part = path.with_suffix(".part")
-                part.write_text(json.dumps(launch.tuned(device), indent=1) + "\n", encoding="utf-8")
-                part.replace(path)
+                write_json(path, launch.tuned(device))
         except Exception as error:
             failed += 1
             print(f"{op} {shape} {dtype} FAILED: {type(error).__name__}: {error}", flush=True)
