@@ -21,9 +21,10 @@
 #   variants  the WRN-28-2 step with torch's batch norm, and in fp32 as TF32
 #   train     a whole run on Fashion-MNIST, where its package is
 #
-# Runs from the tree; needs torch, triton, numpy, pydantic, pyyaml, pillow, pytest and hypothesis,
-# no installation. What the machine lacks may lie in folders named by --packages: with a script
-# env.sh, which is sourced, or as packages. Every part has processes and time limits of its own and
+# Runs from the tree, without an installation; needs what setup.py requires, pytest, hypothesis, and
+# for end_to_end and jpeg torchvision. pytest-xdist makes the tests as many times faster as there are
+# cores. What the machine lacks may lie in folders named by --packages: with a script env.sh, which
+# is sourced, or as packages. Every part has processes and time limits of its own and
 # runs whatever became of the others; all together stop after N seconds (580). Rows appear as they
 # are measured, on the terminal, in log.txt and in CSV files of DIR (bench/results/gpu_check), so a
 # run that is stopped keeps them, and the second call adds to those of the first. The table at the
@@ -104,7 +105,10 @@ echo "== machine"
 "$python" - <<'PY' || [ "$device" = cpu ] || failed+=("C compiler or Python.h (missing)")
 import importlib.metadata as m, os, pathlib, platform, shutil, sys, sysconfig
 print("python", platform.python_version(), platform.machine(), os.cpu_count(), "cores")
-for name in ("torch", "triton", "numpy", "pydantic", "nvidia-dali-cuda130", "deepspeed"):
+for name in (
+    *("torch", "triton", "numpy", "pydantic", "rich", "psutil", "tqdm", "safetensors", "scipy", "scikit-learn"),
+    *("nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "deepspeed", "torchvision", "pytest", "pytest-xdist"),
+):
     try:
         print(name, m.version(name))
     except m.PackageNotFoundError:
