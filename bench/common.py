@@ -3,6 +3,7 @@
 import argparse
 import csv
 import importlib.util
+import io
 import os
 import platform
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from simpro_fast.utils.atomic_write import write_atomically
 from simpro_fast.utils.machine import processor_name
 from simpro_fast.utils.provenance import git_commit
 
@@ -76,11 +78,11 @@ def write_table(path: Path, rows: Sequence[dict[str, Any]], *, replace: Sequence
     if path.exists():
         with path.open(newline="", encoding="utf-8") as file:
             kept = [row for row in csv.DictReader(file) if key(row) not in new]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fields, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows([*kept, *fresh])
+    table = io.StringIO(newline="")
+    writer = csv.DictWriter(table, fields, extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows([*kept, *fresh])
+    write_atomically(path, table.getvalue(), durable=False)
 
 
 def can_draw(path: Path) -> bool:

@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -203,9 +203,8 @@ def turn(step: Callable[[], Any], part: str, steps: int, device: torch.device) -
 
 def measure(
     name: str, config: Config, ranks: Ranks, parts: list[str], rounds: int, steps: int, workers: int
-) -> list[dict[str, Any]]:
-    """One row per part: views per second of both and their ratio."""
-    rows = []
+) -> Iterator[dict[str, Any]]:
+    """One row per part, as soon as it is measured: views per second of both and their ratio."""
     for part in parts:
         make = SyntheticLoader if part == "train" else build_loader
         ours = Trainer(config, ranks, make_loader=make, write=False)
@@ -251,34 +250,31 @@ def measure(
             pillow.close()
         ratios = [theirs_seconds / our_seconds for theirs_seconds, our_seconds in pairs]
         slow, quick = (statistics.median(times) for times in zip(*pairs, strict=True))
-        rows.append(
-            {
-                "recipe": name,
-                "part": part,
-                "baseline_views_per_second": round(ours.setup.views_per_step / slow, 1),
-                "our_views_per_second": round(ours.setup.views_per_step / quick, 1),
-                "ratio": round(statistics.median(ratios), 2),
-                "ratio_min": round(min(ratios), 2),
-                "ratio_max": round(max(ratios), 2),
-                "rounds": rounds,
-                "steps": steps,
-                "views_per_step": ours.setup.views_per_step,
-                "model": config.model.name,
-                "engine": config.distributed.engine,
-                "precision": config.train.precision,
-                "compile": config.train.compile,
-                "loss": config.method.impl,
-                "workers": workers + 1,
-            }
-        )
-        row = rows[-1]
+        row = {
+            "recipe": name,
+            "part": part,
+            "baseline_views_per_second": round(ours.setup.views_per_step / slow, 1),
+            "our_views_per_second": round(ours.setup.views_per_step / quick, 1),
+            "ratio": round(statistics.median(ratios), 2),
+            "ratio_min": round(min(ratios), 2),
+            "ratio_max": round(max(ratios), 2),
+            "rounds": rounds,
+            "steps": steps,
+            "views_per_step": ours.setup.views_per_step,
+            "model": config.model.name,
+            "engine": config.distributed.engine,
+            "precision": config.train.precision,
+            "compile": config.train.compile,
+            "loss": config.method.impl,
+            "workers": workers + 1,
+        }
         print(
             f"{name:14}{part:6} baseline {row['baseline_views_per_second']:>9,.0f} views/s   ours "
             f"{row['our_views_per_second']:>9,.0f}   {row['ratio']:.2f}x "
             f"({row['ratio_min']:.2f} to {row['ratio_max']:.2f})",
             flush=True,
         )
-    return rows
+        yield row
 
 
 def configured(name: str, device: str, folder: Path, overrides: list[str]) -> Config:
@@ -308,6 +304,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="one round of one step, not kept")
     options, overrides = parser.parse_known_args()
     rows: list[dict[str, Any]] = []
+    path = RESULTS / "end_to_end.csv"
     ranks = None
     rounds = 1 if options.smoke else options.rounds
     print("  ".join(f"{key} {value}" for key, value in machine().items()), flush=True)
@@ -321,11 +318,12 @@ def main() -> int:
             usual = RECIPES[name].cpu_steps if options.device == "cpu" else 8
             steps = 1 if options.smoke else options.steps or usual
             same_mathematics(config, ranks)
-            rows += measure(name, config, ranks, options.part, rounds, steps, workers)
+            for row in measure(name, config, ranks, options.part, rounds, steps, workers):
+                rows.append(row)
+                if not options.smoke:
+                    write_table(path, [row], replace=("recipe", "part", "precision", "compile"))
     stop_ranks()
     if not options.smoke:
-        path = RESULTS / "end_to_end.csv"
-        write_table(path, rows, replace=("recipe", "part", "precision", "compile"))
         save_bars(
             path.with_suffix(".png"),
             [f"{row['recipe']}\n{row['part']}" for row in rows],

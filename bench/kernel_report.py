@@ -25,11 +25,14 @@ from dataclasses import asdict, dataclass, fields
 from math import gcd
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 from common import RESULTS, machine
 from simpro_kernels import dispatch
 from simpro_kernels.launch import Launcher
+from torch import Tensor
 
 ARCHITECTURES = (80, 90, 100)
 CLASSES = (10, 127, 1000, 2048, 21841)
@@ -120,52 +123,86 @@ SMOKE = [
 """All code paths of the loss."""
 
 
-def launcher(spec: Specialisation) -> Launcher:
-    """The kernel under its default launch plan; of a loss the mean over two views."""
+class NoDevice:
+    """Stands in for Triton's driver: kernels are compiled for an architecture that is not here."""
+
+    def __init__(self, arch: int) -> None:
+        self.arch = arch
+
+    def get_current_device(self) -> int:
+        return self.arch  # kernels are kept by device
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.arch, 32)
+
+
+def launched(spec: Specialisation) -> tuple[Launcher, tuple[Any, ...]]:
+    """The kernel under its default plan, and the arguments that a call gives it; nothing runs."""
+    seen: list[tuple[Launcher, tuple[Any, ...]]] = []
+
+    def record(launcher: Launcher, programs: int, *arguments: Any) -> None:
+        seen.append((launcher, arguments))
+
+    with mock.patch.object(Launcher, "__call__", record):
+        _call(spec)
+    name = f"{spec.options.split()[0].lower()}_kernel" if spec.op == NORM else None
+    return next(found for found in seen if name in (None, found[0].kernel.__name__))
+
+
+def _call(spec: Specialisation) -> None:
+    """Call the operation on a few rows; of a loss the mean over two views."""
     from simpro_kernels import gradient, tl_utils
 
-    device = torch.device("cpu")
+    size, dtype, flags = spec.num_classes, TYPES[spec.dtype], spec.options.split()
+    vector, one = torch.ones(max(size, 1)), torch.ones(())
+
+    def matrix(rows: int) -> Tensor:
+        """Rows that start at multiples of so many elements, and no more."""
+        lost = int(spec.align < gcd(8, size))
+        return torch.ones(rows, size + lost, dtype=dtype)[:, lost:]
+
     if spec.op == "gradient":
-        return gradient.launcher(torch.float32, spec.num_classes, bool(spec.options), device)
+        grad = torch.ones(2, max(size, 8), dtype=dtype)
+        out = grad if "IN_PLACE" in flags else torch.empty_like(grad)
+        gradient._launch(grad, out, torch.ones(2) if size else one)
+        return
     if spec.op == "reduce":
-        return tl_utils.reduce_launcher(device)
-    plans = importlib.import_module(f"simpro_kernels.{spec.op}.plans")
-    size, dtype, chosen = spec.num_classes, TYPES[spec.dtype], spec.options.split()
+        tl_utils.reduce_partials(torch.ones(4), 2, vector, one)
+        return
+    op = importlib.import_module(f"simpro_kernels.{spec.op}.launch")
     if spec.op == AUGMENT:
-        problem = plans.Problem(size, size, dtype)
+        images = torch.zeros(1, size, size, 3, dtype=torch.uint8)
+        three = {"mean": (0.5,) * 3, "std": (0.2,) * 3}
+        op.launch(images, torch.zeros(1, 14, dtype=torch.int32), max_shift=4, dtype=dtype, **three)
     elif spec.op == NORM:
-        problem = plans.Problem(chosen[0].lower(), size, dtype, spec.align, "FLAG" in chosen)
+        x, flag = matrix(4), "FLAG" in flags
+        running = (vector, vector) if flag else (None, None)
+        gather = (lambda saved: saved[None]) if "MERGE" in flags else None
+        op.forward(x, x if flag else None, vector, vector, *running, 0.1, 1e-5, 0.1, gather)
+        op.backward(x, x, x, torch.ones(2 * size + 1), vector, vector, 1e-5, 0.1, flag, None)
     else:
-        flags = ("PRIORS" in chosen, "PRIORS" in chosen, "HARD" in chosen, "GRAD" in chosen)
-        views = 2 if size > plans.MAX_ROW else 0
-        problem = plans.Problem(size, views, dtype, spec.align, *flags)
-    found: Launcher = plans.launcher(problem, device)
-    return found
+        prior = vector if "PRIORS" in flags else None
+        chosen = {"hard": "HARD" in flags, "mean": True, "with_grad": "GRAD" in flags}
+        op.launch(matrix(2), matrix(4), prior, prior, one, **chosen)
 
 
 def compile_and_inspect(spec: Specialisation, arch: int) -> Row:
     """Compile one specialisation for one architecture and read its SASS."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+    from triton.runtime import driver
 
-    made = launcher(spec)
-    kernel = made.kernel
-    # Nothing of a call specialises a kernel, so its parameters say all.
-    signature = {
-        p.name: "constexpr" if p.is_constexpr else p.annotation_type or _pointer(p.name, spec.dtype)
-        for p in kernel.params
-    }
-    compiled = triton.compile(
-        ASTSource(kernel, signature, constexprs=made.constants),
-        target=GPUTarget("cuda", arch, 32),
-        options=made.options,
-    )
+    driver.set_active(NoDevice(arch))
+    made, arguments = launched(spec)
+    compiled = made.compile(*arguments)
     usage, sass = _disassemble(compiled.asm["cubin"])
     loads, stores = _access_widths(sass, "LDG"), _access_widths(sass, "STG")
     return Row(
         op=spec.op,
-        kernel=kernel.__name__,
+        kernel=made.kernel.__name__,
         num_classes=spec.num_classes,
         dtype=spec.dtype,
         options=spec.options,
@@ -183,22 +220,6 @@ def compile_and_inspect(spec: Specialisation, arch: int) -> Row:
         widest_load_bytes=max(loads, default=0) // 8,
         widest_store_bytes=max(stores, default=0) // 8,
     )
-
-
-def _pointer(name: str, dtype: str) -> str:
-    """Triton's name for the type of a pointer."""
-    types = {
-        **{"mask_ptr": "i1", "images_ptr": "u8"},
-        **dict.fromkeys(("counter_ptr", "plan_ptr", "constants_ptr"), "i32"),
-        **dict.fromkeys(_OF_DTYPE, dtype),
-    }
-    return f"*{types.get(name, 'fp32')}"
-
-
-_OF_DTYPE = (
-    *("weak_ptr", "strong_ptr", "grad_ptr", "out_ptr"),
-    *("x_ptr", "y_ptr", "residual_ptr", "grad_x_ptr", "grad_residual_ptr"),
-)
 
 
 def _disassemble(cubin: bytes) -> tuple[str, str]:

@@ -133,15 +133,24 @@ class Launcher:
         else:
             self._launch(programs, arguments)
 
+    def compile(self, *arguments: Any) -> Any:
+        """Compile for the run-time arguments of a launch, and launch nothing.
+
+        Returns:
+            Triton's kernel, which a launch with arguments of these types runs. Triton keeps it on
+            disk for other processes as well.
+        """
+        return self.kernel.warmup(*arguments, grid=(1,), **self.constants, **self.options)
+
     def _launch(self, programs: int, arguments: tuple[Any, ...]) -> None:
-        if self._compiled is not None:
-            self._compiled[programs, 1, 1](*arguments, *self._values)
+        if INTERPRETED:
+            self.kernel[programs, 1, 1](*arguments, **self.constants, **self.options)
             return
-        compiled = self.kernel[programs, 1, 1](*arguments, **self.constants, **self.options)
-        if not INTERPRETED:
+        if self._compiled is None:
             names = [parameter.name for parameter in self.kernel.params if parameter.is_constexpr]
             self._values = tuple(self.constants[name] for name in names)
-            self._compiled = compiled
+            self._compiled = self.compile(*arguments)
+        self._compiled[programs, 1, 1](*arguments, *self._values)
 
 
 _COUNTERS = 64

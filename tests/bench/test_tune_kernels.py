@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import multiprocessing
+import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,13 @@ import tune_kernels
 from bench_kernels import DTYPES, OPERATIONS, Case, check
 from simpro_kernels import launch
 from simpro_kernels.launch import Plan
+from triton.errors import TritonError
 from tune_kernels import forget, tune
 
 from simpro_fast.data.sampling.draws import Stream
+from tests import processes
+from tests.conftest import ROOT
+from tests.processes import clean_environment
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 PSEUDO, NORM, AUGMENT = OPERATIONS
@@ -124,7 +131,7 @@ def test_the_fastest_right_plan_wins_where_it_is_clearly_faster(
     assert capsys.readouterr().out.count("FAILED: AssertionError: output 0") == len(plans)
 
 
-def test_a_run_writes_each_winner_at_once(
+def test_each_winner_is_written_at_once_and_a_failing_case_costs_only_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With a stand-in for the device, whose part is choosing; a new process finds the file."""
@@ -137,20 +144,111 @@ def test_a_run_writes_each_winner_at_once(
         launch.tuned(device).setdefault(PSEUDO, {})[mode] = dataclasses.asdict(winner)
         return 1
 
-    monkeypatch.setattr(tune_kernels.dispatch, "INTERPRETED", False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    made: list[tuple[int, ...]] = []
+
+    def make(shape: tuple[int, ...], *_: Any) -> Case:
+        made.append(shape)
+        if len(made) == 1:
+            raise TritonError("the reference fails")
+        return case
+
+    case, cuda = small(), torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(tune_kernels, "tune", chosen)
-    case = small()
-    monkeypatch.setattr(tune_kernels, "cases", lambda *_: [case])
-    assert tune_kernels.main(["--op", PSEUDO]) == 1
+    few = dataclasses.replace(
+        OPERATIONS[PSEUDO], make=make, device_shapes=((7, 10),), tuned_shapes=()
+    )
+    monkeypatch.setitem(OPERATIONS, PSEUDO, few)
+    with pytest.raises(SystemExit) as ended:
+        tune_kernels.time_plans(PSEUDO, cuda)
+    assert ended.value.code == 1
     assert seen == [False, True]
-    assert f"2 plans fail; the plans of this device are in {path}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "(7, 10) bf16 FAILED: TritonError: the reference fails" in said
+    assert f"3 failures; the plans of this device are in {path}" in said
     launch.tuned.cache_clear()
-    table = launch.tuned(torch.device("cuda", 0))
+    table = launch.tuned(cuda)
     assert table == json.loads(path.read_text(encoding="utf-8"))
     assert [Plan(**entry) for entry in table[PSEUDO].values()] == [winner] * 2
+    assert [found.name for found in path.parent.iterdir()] == [path.name]
+
+
+def test_an_operation_that_ends_its_process_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def timed(op: str, device: torch.device) -> None:
+        if op == PSEUDO:
+            os._exit(7)
+        (tmp_path / op).touch()
+
+    monkeypatch.setattr(tune_kernels.dispatch, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(tune_kernels, "get_context", lambda _: multiprocessing.get_context("fork"))
+    monkeypatch.setattr(tune_kernels, "jobs", lambda ops: [])
+    monkeypatch.setattr(tune_kernels, "time_plans", timed)
+    assert tune_kernels.main([]) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {NORM, AUGMENT}
+    assert capsys.readouterr().out == f"{PSEUDO}: exit code 7\n"
+
+
+SHAPES = [(PSEUDO, (64, 10), "bf16"), (AUGMENT, (16,), "fp32")]
+
+
+def on_no_device() -> torch.device:
+    """Triton compiles for an H100, and CPU tensors pass for its own; returns their device."""
+    sys.path.insert(0, str(ROOT / "bench"))
+    import bench_kernels
+    from kernel_report import NoDevice
+    from simpro_kernels import dispatch
+    from triton.runtime import driver
+
+    driver.set_active(NoDevice(90))
+    dispatch._check_triton_can_run = lambda *_: None
+    bench_kernels.providers = lambda device: ["eager", "triton"]
+    torch.set_num_threads(1)
+    return torch.device("cpu")
+
+
+def compile_the_cases() -> None:
+    device = on_no_device()
+    from tune_kernels import compile_ahead
+
+    for job in SHAPES:
+        compile_ahead(job, device)
+
+
+def launch_the_cases() -> None:
+    """Print what the tuner's launches ask of Triton's compiler, and whether it was there."""
+    device = on_no_device()
+    import tune_kernels
+    from triton import knobs
+    from triton.compiler import CompiledKernel
+
+    found: list[tuple[str, bool]] = []
+    launched: list[Any] = []
+    knobs.compilation.listener = lambda *, src, cache_hit, **_: found.append((src.name, cache_hit))
+    CompiledKernel.__getitem__ = lambda self, grid: lambda *arguments: launched.append(arguments)
+    tune_kernels.check = lambda *_: None  # nothing has run
+    for op, shape, dtype in SHAPES:
+        case = OPERATIONS[op].make(shape, DTYPES[dtype], device)
+        for mode in case.least_bytes:
+            tune_kernels.tune(case, mode, device, lambda run: 1.0, set())
+    print(json.dumps([found, len(launched)]), file=sys.stderr)
+
+
+def test_what_launches_ask_for_has_been_compiled_ahead(tmp_path: Path) -> None:
+    """In another process, from the same cache on disk."""
+    environment = {**clean_environment(), "TRITON_CACHE_DIR": str(tmp_path)}
+    done = processes.run(compile_the_cases, environment=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = processes.run(launch_the_cases, environment=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FAILED" not in done.stdout
+    found, launched = json.loads(done.stderr.splitlines()[-1])
+    kernels = {"tile_kernel", "scale_rows_kernel", "augment_kernel"}
+    assert {name for name, _ in found} == kernels
+    assert [name for name, there in found if not there] == []
+    assert launched > len(found) > 2 * len(kernels)
 
 
 def test_without_a_gpu_nothing_is_tuned(capsys: pytest.CaptureFixture[str]) -> None:

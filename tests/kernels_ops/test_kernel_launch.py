@@ -53,32 +53,32 @@ def test_the_compiled_kernel_is_kept_and_gets_its_constants_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With stand-ins for Triton's two objects; on a device the other tests launch kept kernels."""
-    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+    calls: list[tuple[Any, ...]] = []
 
-    class Grid:
-        def __init__(self, name: str, result: Any = None) -> None:
-            self.name, self.result = name, result
-            self.params = [
-                SimpleNamespace(name=name, is_constexpr=name.isupper())
-                for name in ("x_ptr", "n", "ROWS", "BLOCK")
-            ]
-
+    class Kept:
         def __getitem__(self, grid: tuple[int, int, int]) -> Any:
-            def run(*arguments: Any, **constants: Any) -> Any:
-                calls.append((f"{self.name}{grid}", arguments, constants))
-                return self.result
+            return lambda *arguments: calls.append(("launched", grid, arguments))
 
-            return run
+    class Jitted:
+        params = tuple(
+            SimpleNamespace(name=name, is_constexpr=name.isupper())
+            for name in ("x_ptr", "n", "ROWS", "BLOCK")
+        )
+
+        def warmup(self, *arguments: Any, grid: Any, **constants: Any) -> Kept:
+            calls.append(("compiled", arguments, constants))
+            return Kept()
 
     monkeypatch.setattr(launch, "INTERPRETED", False)
     plan = Plan(warps=2, registers=96, constants={"BLOCK": 8})
-    launcher = Launcher(Grid("jit", Grid("kept")), {"ROWS": 4}, plan, torch.device("cpu"))
+    launcher = Launcher(Jitted(), {"ROWS": 4}, plan, torch.device("cpu"))
     launcher(3, "x", 5)
     launcher(7, "y", 6)
     constants = {"ROWS": 4, "BLOCK": 8, "num_warps": 2, "maxnreg": 96}
     assert calls == [
-        ("jit(3, 1, 1)", ("x", 5), constants),
-        ("kept(7, 1, 1)", ("y", 6, 4, 8), {}),
+        ("compiled", ("x", 5), constants),
+        ("launched", (3, 1, 1), ("x", 5, 4, 8)),
+        ("launched", (7, 1, 1), ("y", 6, 4, 8)),
     ]
 
 
