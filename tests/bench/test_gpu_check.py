@@ -173,6 +173,7 @@ def test_all_parts_run_on_a_cpu(tmp_path: Path) -> None:
     assert all(float(row["views_per_second"]) > 0 and row["torch"] for row in rows)
 
 
+@pytest.mark.slow
 def test_it_runs_one_part_with_packages_from_a_folder(tmp_path: Path) -> None:
     (tmp_path / "env.sh").write_text("echo packages are at hand\n", encoding="utf-8")
     smoke = ("--device", "cpu", "--smoke", "--packages", str(tmp_path))
