@@ -62,7 +62,7 @@ def used_model(network: ModelConfig, size: int) -> TrainedModel:
 @pytest.mark.parametrize(
     ("name", "size", "activation"),
     [
-        ("small_cnn", 16, "silu"),
+        pytest.param("small_cnn", 16, "silu", marks=pytest.mark.slow),
         ("wrn_10_2", 32, None),
         pytest.param("resnet50_3x3", 32, None, marks=pytest.mark.slow),
         ("timm/resnet18", 64, None),

@@ -166,6 +166,7 @@ def config_file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_two_ranks_meet_at_the_store_of_torchrun(train_command: Run, config_file: Path) -> None:
     torchrun = [str(BIN / "torchrun"), "--nproc-per-node=2", "--standalone"]
     done = train_command("--config", str(config_file), "train.steps=5", launcher=torchrun)

@@ -55,6 +55,7 @@ def test_export_makes_the_squares_of_evaluation(fit: Fit) -> None:
         assert np.array_equal(names["square"], whole_square(image, square)), size
 
 
+@pytest.mark.slow
 def test_tutorial_digits(tmp_path: Path) -> None:
     said = run_page("tutorial_digits.md", tmp_path, training=["train.steps=6", *FEW])
     rows = (tmp_path / "pictures.csv").read_text().splitlines()

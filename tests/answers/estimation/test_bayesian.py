@@ -85,6 +85,7 @@ def imagined(rng, classes, per_class, images):
     return shares, confusion, rng.multinomial(images, shares @ rates)
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_shares_of_imagined_sets():
     rng, covered = np.random.default_rng(5), []
     for seed in range(12):

@@ -46,7 +46,7 @@ def make_views(count: int = 3, num_strong: int = 2) -> TrainingViews:
 
 
 @pytest.mark.filterwarnings("error")  # matplotlib warns where a layout does not fit
-@pytest.mark.parametrize("num_classes", [4, 40])
+@pytest.mark.parametrize("num_classes", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_all_figures_are_written(tmp_path: Path, num_classes: int) -> None:
     run = write_run(tmp_path / "a", make_summary(num_classes))
     save_views(make_views(), run / FOLDER)

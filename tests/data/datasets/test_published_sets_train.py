@@ -106,6 +106,7 @@ def test_long_tails_of_arrays(
     assert summary["kl_pi_u"] >= 0
 
 
+@pytest.mark.slow
 def test_stl10_trains_without_a_truth(
     tmp_path: Path, train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,6 +155,7 @@ def test_small_imagenet_1k(tmp_path: Path, train: Train) -> None:
     assert summary["class_names"][0] == "kit_fox"
 
 
+@pytest.mark.slow
 def test_imagenet_from_its_jpeg_tree(tmp_path: Path, train: Train) -> None:
     write_imagenet_tree(tmp_path, 6, val_classes=6)
     summary = train("imagenet_1k/224", "data.image_size=64", *FEW_1K)
