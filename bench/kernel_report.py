@@ -95,8 +95,10 @@ def specialisations() -> Iterator[Specialisation]:
     for num_classes, dtype, flags in itertools.product(CLASSES, DTYPES, options):
         yield Specialisation(PSEUDO, num_classes, dtype, flags, gcd(8, num_classes))
     yield Specialisation(PSEUDO, 1000, "fp16", BOTH, 8)
-    for dtype in DTYPES:  # a slice of columns leaves no alignment
+    for dtype in DTYPES:  # a slice of columns leaves no alignment; spare elements make one
         yield Specialisation(PSEUDO, 1000, dtype, BOTH, 1)
+        for num_classes in (10, 127, 1001, 21841):
+            yield Specialisation(PSEUDO, num_classes, dtype, BOTH, 8)
     for side, dtype in itertools.product(SIDES, DTYPES):
         yield Specialisation(AUGMENT, side, dtype)
     for dtype in TYPES:
@@ -163,8 +165,8 @@ def _call(spec: Specialisation) -> None:
 
     def matrix(rows: int) -> Tensor:
         """Rows that start at multiples of so many elements, and no more."""
-        lost = int(spec.align < gcd(8, size))
-        return torch.ones(rows, size + lost, dtype=dtype)[:, lost:]
+        lost, spare = int(spec.align < gcd(8, size)), -size % 8 * (spec.align > gcd(8, size))
+        return torch.ones(rows, size + lost + spare, dtype=dtype)[:, lost : lost + size]
 
     if spec.op == "gradient":
         grad = torch.ones(2, max(size, 8), dtype=dtype)
@@ -172,7 +174,7 @@ def _call(spec: Specialisation) -> None:
         gradient._launch(grad, out, torch.ones(2) if size else one)
         return
     if spec.op == "reduce":
-        tl_utils.reduce_partials(torch.ones(4), 2, vector, one)
+        tl_utils.reduce_partials(torch.ones(4), 2, 1, vector, one)
         return
     op = importlib.import_module(f"simpro_kernels.{spec.op}.launch")
     if spec.op == AUGMENT:
@@ -188,7 +190,8 @@ def _call(spec: Specialisation) -> None:
     else:
         prior = vector if "PRIORS" in flags else None
         chosen = {"hard": "HARD" in flags, "mean": True, "with_grad": "GRAD" in flags}
-        op.launch(matrix(2), matrix(4), prior, prior, one, **chosen)
+        strong = matrix(4)
+        op.launch(matrix(2), strong, prior, prior, one, **chosen, grad_columns=strong.stride(0))
 
 
 def compile_and_inspect(spec: Specialisation, arch: int) -> Row:

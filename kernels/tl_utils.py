@@ -44,21 +44,39 @@ def prior_of(log_prior: Tensor | None) -> Tensor | None:
     return None if log_prior is None else log_prior.float().contiguous()
 
 
-def alignment(*tensors: Tensor | None) -> int:
-    """Elements (8, 4, 2 or 1) that divide every row's start and length in memory, and a prior's.
+def alignment(*tensors: Tensor | None, spare: bool = False) -> int:
+    """Elements (8, 4, 2 or 1) that divide every row's start and length, and a vector's start.
 
     Triton learns from an integer argument only whether 16 divides it, and from a pointer whether 16
     bytes do, which K = 1000 or a slice fails. This constant tells it what holds, and because it is
     the only alignment the kernels see, another batch size does not compile another kernel.
+
+    Args:
+        spare: of the kernel's rows too may end in elements that it reads and takes no notice of, so
+            that the length of a row with such spare ones in memory (K = 127 of 128) counts as the
+            next multiple.
     """
     align = MAX_ALIGN
     for tensor in tensors:
         if tensor is not None:
-            start = tensor.data_ptr() // tensor.element_size()
-            align = gcd(align, tensor.shape[-1], start)
+            align = gcd(align, tensor.data_ptr() // tensor.element_size())
             if tensor.dim() == 2:
                 align = gcd(align, tensor.stride(0))
+                if not (spare and _has_spare(tensor)):
+                    align = gcd(align, tensor.shape[1])
     return align
+
+
+def _has_spare(rows: Tensor) -> bool:
+    """Whether what follows each row, up to a multiple of `MAX_ALIGN`, is before the next row and
+    in the same storage."""
+    width, stride = round_up(rows.shape[1], MAX_ALIGN), rows.stride(0)
+    end = rows.storage_offset() + max(len(rows) - 1, 0) * stride + width
+    return stride >= width and bool(end * rows.element_size() <= rows.untyped_storage().nbytes())
+
+
+def round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 @triton.jit
@@ -80,15 +98,24 @@ def tile_pointers(base, rows, stride, cols, ALIGN: tl.constexpr):
 
 @triton.jit
 def load_tile(
-    ptr, prior_ptr, rows, stride, cols, here, HAS_PRIOR: tl.constexpr, ALIGN: tl.constexpr
-):
-    """Logits plus prior [ROWS, BLOCK] in float32, -inf where there are none."""
-    values = tl.load(tile_pointers(ptr, rows, stride, cols, ALIGN), mask=here, other=NEG)
+    ptr, prior_ptr, rows, stride, cols, here,
+    K: tl.constexpr, WIDTH: tl.constexpr, HAS_PRIOR: tl.constexpr, ALIGN: tl.constexpr
+):  # fmt: skip
+    """Logits plus prior [ROWS, BLOCK] in float32, -inf where there are none (here [ROWS])."""
+    inside = here[:, None] & (cols < WIDTH)[None, :]
+    values = tl.load(tile_pointers(ptr, rows, stride, cols, ALIGN), mask=inside, other=NEG)
     values = values.to(tl.float32)
     if HAS_PRIOR:
         # Pointers of the tile's shape: the load has the tile's layout, nothing is converted.
-        values += tl.load(tile_pointers(prior_ptr, rows * 0, 0, cols, ALIGN), mask=here, other=0.0)
-    return values
+        pointers = tile_pointers(prior_ptr, rows * 0, 0, cols, ALIGN)
+        values += tl.load(pointers, mask=here[:, None] & (cols < K)[None, :], other=0.0)
+    return within(values, (cols < K)[None, :], K, WIDTH)
+
+
+@triton.jit
+def within(values, in_row, K: tl.constexpr, WIDTH: tl.constexpr):
+    """Float32 values of a row's first WIDTH elements, with -inf for those that are no classes."""
+    return values if WIDTH == K else tl.where(in_row, values, NEG)
 
 
 @triton.jit
@@ -280,13 +307,14 @@ _REDUCE_ROWS = tl.constexpr(256)
 _REDUCE_COLS = tl.constexpr(32)
 
 
-@triton.jit(do_not_specialize=["partial_ptr", "mass_ptr", "loss_ptr", "G", "K"])
+@triton.jit(do_not_specialize=["partial_ptr", "mass_ptr", "loss_ptr", "G", "K", "W"])
 def reduce_partials_kernel(
-    partial_ptr,  # [G, K], then [G]
+    partial_ptr,  # [G, W], then [G]
     mass_ptr,  # [K]
     loss_ptr,  # []
     G: tl.int32,
     K: tl.int32,
+    W: tl.int32,
 ):
     """Sum the partial results of all programs in a fixed order."""
     cols = tl.program_id(0) * _REDUCE_COLS + tl.arange(0, _REDUCE_COLS)
@@ -295,10 +323,10 @@ def reduce_partials_kernel(
     for start in range(0, G, _REDUCE_ROWS):
         rows = start + tl.arange(0, _REDUCE_ROWS)
         in_rows = rows < G
-        offsets = rows[:, None].to(tl.int64) * K + cols[None, :]
+        offsets = rows[:, None].to(tl.int64) * W + cols[None, :]
         in_tile = in_rows[:, None] & (cols < K)[None, :]
         mass += tl.sum(tl.load(partial_ptr + offsets, mask=in_tile, other=0.0), 0)
-        losses = partial_ptr + tl.cast(G, tl.int64) * K + rows
+        losses = partial_ptr + tl.cast(G, tl.int64) * W + rows
         loss += tl.sum(tl.load(losses, mask=in_rows, other=0.0), 0)
     tl.store(mass_ptr + cols, mass, mask=cols < K)
     if tl.program_id(0) == 0:
@@ -310,8 +338,8 @@ def reduce_launcher(device: torch.device) -> Launcher:
     return Launcher(reduce_partials_kernel, {}, Plan(warps=8), device)
 
 
-def reduce_partials(partial: Tensor, programs: int, mass: Tensor, loss: Tensor) -> None:
-    """partial [G, K] followed by [G], summed over the G programs into mass [K] and loss []."""
+def reduce_partials(partial: Tensor, programs: int, width: int, mass: Tensor, loss: Tensor) -> None:
+    """partial [G, width] followed by [G], summed over G programs into mass [K] and loss []."""
     num_classes = mass.shape[0]
     grid = triton.cdiv(num_classes, _REDUCE_COLS.value)
-    reduce_launcher(mass.device)(grid, partial, mass, loss, programs, num_classes)
+    reduce_launcher(mass.device)(grid, partial, mass, loss, programs, num_classes, width)

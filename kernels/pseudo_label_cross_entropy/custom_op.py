@@ -4,7 +4,7 @@ Both take the same arguments and share their backward. The operator has to retur
 its forward makes; the Function keeps it, which is cheaper. Neither lets autograd materialise zeros
 for outputs that have no gradient.
 
-Legend: N images, V strong views, K classes.
+Legend: N images, V strong views, K classes, C columns of the stored gradient's rows.
 """
 
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from simpro_kernels.dispatch import is_traced
 from simpro_kernels.gradient import hand_over
 from simpro_kernels.pseudo_label_cross_entropy.launch import launch, scales
+from simpro_kernels.tl_utils import MAX_ALIGN, round_up
 from torch import Tensor
 
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -28,27 +29,29 @@ def pseudo_label_cross_entropy(
     hard: bool,
     mean: bool,
     with_grad: bool,
+    grad_columns: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """loss ([] or [V*N]), class_mass, mask, max_prob, stored gradient ([0, K] if not wanted)."""
+    """loss ([] or [V*N]), class_mass, mask, max_prob, stored gradient [V*N, C] ([0, C] if not
+    wanted)."""
     tensors = (logits_weak, logits_strong, log_prior_weak, log_prior_strong, threshold)
     loss, class_mass, mask, max_prob, grad = launch(
-        *tensors, hard=hard, mean=mean, with_grad=with_grad
+        *tensors, hard=hard, mean=mean, with_grad=with_grad, grad_columns=grad_columns
     )
     if grad is None:
-        grad = logits_strong.new_empty(0, logits_strong.shape[1])
+        grad = logits_strong.new_empty(0, grad_columns)
     return loss, class_mass, mask, max_prob, grad
 
 
 @pseudo_label_cross_entropy.register_fake
 def _(weak: Tensor, strong: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    *_, mean, with_grad = options
+    *_, mean, with_grad, grad_columns = options
     (num_images, num_classes), num_rows = weak.shape, strong.shape[0]
     return (
         weak.new_empty(() if mean else (num_rows,), dtype=torch.float32),
         weak.new_empty((num_classes,), dtype=torch.float32),
         weak.new_empty((num_images,), dtype=torch.bool),
         weak.new_empty((num_images,), dtype=torch.float32),
-        strong.new_empty((num_rows if with_grad else 0, num_classes)),
+        strong.new_empty((num_rows if with_grad else 0, grad_columns)),
     )
 
 
@@ -58,7 +61,7 @@ def _keep(
     ctx.mark_non_differentiable(*outputs[1:])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs[:5])
-    ctx.options = inputs[5:7]
+    ctx.options = (*inputs[5:7], inputs[8])
     # Only here, so that the first backward can take the buffer away and change it in place.
     ctx.grad = grad
 
@@ -71,16 +74,19 @@ def _backward(ctx: Any, grad_loss: Tensor | None, *_: Tensor | None) -> tuple[Te
     grad, ctx.grad = ctx.grad, None
     saved = ctx.saved_tensors
     if grad_loss is None:
-        return (None,) * 8
-    hard, mean = ctx.options
+        return (None,) * 9
+    hard, mean, columns = ctx.options
     strong = saved[1]
     if grad is None:
         # A second backward of a retained graph: the kernel makes the same gradient again.
         with torch.no_grad():
-            grad = pseudo_label_cross_entropy(*saved, hard, mean, True)[4]
+            grad = pseudo_label_cross_entropy(*saved, hard, mean, True, columns)[4]
     loss_scale, grad_scale = scales(strong, mean)
     factor = grad_loss if grad_scale == loss_scale else grad_loss * (loss_scale / grad_scale)
-    return None, hand_over(grad, factor, strong), None, None, None, None, None, None
+    grad = hand_over(grad, factor, strong)
+    if columns != strong.shape[1]:
+        grad = grad[:, : strong.shape[1]]
+    return None, grad, *(None,) * 7
 
 
 pseudo_label_cross_entropy.register_autograd(_backward, setup_context=_setup_context)
@@ -91,8 +97,8 @@ class PseudoLabelFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Outputs:
-        *arguments, hard, mean, _ = inputs
-        result = launch(*arguments, hard=hard, mean=mean, with_grad=True)
+        *arguments, hard, mean, _, columns = inputs
+        result = launch(*arguments, hard=hard, mean=mean, with_grad=True, grad_columns=columns)
         _keep(ctx, inputs, result[:4], result[4])
         return result[:4]
 
@@ -102,10 +108,19 @@ class PseudoLabelFunction(torch.autograd.Function):
 
 
 def run(*inputs: Any) -> Outputs:
-    """loss, class_mass, mask and max_prob by the cheapest way there is; inputs of the operator."""
+    """loss, class_mass, mask and max_prob by the cheapest way there is.
+
+    The inputs are those of the operator without the columns of the gradient. It is laid out as the
+    strong logits are where they have spare elements after each row; from there the operator is
+    told, so that what it returns has the shape of which its traced code was told.
+    """
     *arguments, hard, mean, with_grad = inputs
+    strong = inputs[1]
+    num_classes = strong.shape[1]
+    padded = round_up(num_classes, MAX_ALIGN)
+    columns = padded if strong.stride() == (padded, 1) else num_classes
     if is_traced(*inputs[:2]):
-        return pseudo_label_cross_entropy(*inputs)[:4]
+        return pseudo_label_cross_entropy(*inputs, columns)[:4]
     if with_grad:
-        return PseudoLabelFunction.apply(*inputs)
-    return launch(*arguments, hard=hard, mean=mean, with_grad=False)[:4]
+        return PseudoLabelFunction.apply(*inputs, columns)
+    return launch(*arguments, hard=hard, mean=mean, with_grad=False, grad_columns=columns)[:4]

@@ -27,22 +27,25 @@ def launch(
     hard: bool,
     mean: bool,
     with_grad: bool,
+    grad_columns: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """loss ([] or [V*N]), class mass [K], mask [N], max_prob [N], gradient [V*N, K] if wanted.
+    """loss ([] or [V*N]), class mass [K], mask [N], max_prob [N], gradient [V*N, C] if wanted.
 
     The gradient is that of the sum of the row losses times the second factor of :func:`scales`, in
-    the dtype of the logits.
+    the dtype of the logits, in the first K of C = `grad_columns` columns.
     """
     weak, strong = rows_of(weak), rows_of(strong)
     prior_weak, prior_strong = prior_of(log_prior_weak), prior_of(log_prior_strong)
     (num_images, num_classes), num_rows = weak.shape, strong.shape[0]
     num_views = num_rows // num_images if num_images else 1
     wide = num_classes > MAX_ROW
+    grad = strong.new_empty(num_rows, grad_columns) if with_grad else None
+    laid_out = (weak, strong) if grad is None else (weak, strong, grad[:, :num_classes])
     problem = Problem(
         num_classes,
         num_views if wide else 0,
         weak.dtype,
-        alignment(weak, strong, prior_weak, prior_strong),
+        alignment(*laid_out, prior_weak, prior_strong, spare=True),
         prior_weak is not None,
         prior_strong is not None,
         hard,
@@ -51,6 +54,8 @@ def launch(
     )
     device = weak.device
     kernel = kept_launcher(problem, device)
+    if grad is not None and grad_columns > problem.width:  # what the kernel does not write
+        grad[:, problem.width :] = 0
 
     loss_scale, grad_scale = scales(strong, mean)
     max_prob = weak.new_empty(num_images, dtype=torch.float32)
@@ -58,10 +63,9 @@ def launch(
     mass = max_prob.new_empty(num_classes)
     loss = max_prob.new_empty(())
     row_loss = loss if mean else max_prob.new_empty(num_rows)
-    grad = strong.new_empty(num_rows, num_classes) if with_grad else None
     tile = kernel.plan.constants.get("ROWS", 1)
     programs = kernel.plan.programs(triton.cdiv(num_images, tile), device)
-    partial = max_prob.new_empty(programs * (num_classes + 1))
+    partial = max_prob.new_empty(programs * (problem.width + 1))
     finished = num_classes <= MAX_TILE and programs <= MAX_FINISHED
     sums = (mass, loss, arrivals(device)) if num_classes <= MAX_TILE else ()
     kernel(
@@ -80,12 +84,13 @@ def launch(
         num_classes // kernel.plan.constants["BLOCK"] if wide else num_views,
         weak.stride(0),
         strong.stride(0),
+        grad_columns,
         threshold,
         loss_scale,
         grad_scale,
     )
     if not finished:
-        reduce_partials(partial, programs, mass, loss)
+        reduce_partials(partial, programs, problem.width, mass, loss)
     return row_loss, mass, mask, max_prob, grad
 
 

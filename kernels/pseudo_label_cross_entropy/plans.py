@@ -11,6 +11,7 @@ import torch
 import triton
 from simpro_kernels.launch import Launcher, Plan, choose_plan, resident
 from simpro_kernels.pseudo_label_cross_entropy import triton_rows, triton_tiles, triton_wide
+from simpro_kernels.tl_utils import round_up
 
 OP = "pseudo_label_cross_entropy"
 MAX_TILE = 128
@@ -30,12 +31,17 @@ class Problem(NamedTuple):
     """Constant only beyond ``MAX_ROW`` classes; 0 up to there."""
     dtype: torch.dtype
     align: int
-    """Elements that divide the start and length of rows."""
+    """Elements that divide the start of rows, and their length with spare ones."""
     prior_weak: bool = True
     prior_strong: bool = True
     hard: bool = False
     with_grad: bool = True
     with_rows: bool = False
+
+    @property
+    def width(self) -> int:
+        """Elements of a row that the kernels read and write: K and, with spare ones, up to 7."""
+        return round_up(self.num_classes, self.align)
 
     @property
     def block(self) -> int:
@@ -64,6 +70,7 @@ def launcher(problem: Problem, device: torch.device) -> Launcher:
     plan = choose_plan(OP, problem, device, candidates)
     constants: dict[str, int] = {
         "K": problem.num_classes,
+        "WIDTH": problem.width,
         "HAS_PRIOR_WEAK": problem.prior_weak,
         "HAS_PRIOR_STRONG": problem.prior_strong,
         "HARD": problem.hard,

@@ -25,6 +25,7 @@ from simpro_kernels.tl_utils import (
     store_row,
     sum2,
     sum3,
+    within,
     without_top,
 )
 
@@ -44,6 +45,7 @@ RUNTIME = [
     "V",
     "stride_weak",
     "stride_strong",
+    "stride_grad",
 ]
 
 
@@ -66,18 +68,20 @@ def row_kernel(
     prior_weak_ptr,  # [K]
     prior_strong_ptr,  # [K]
     row_loss_ptr,  # [V*N]
-    grad_ptr,  # [V*N, K] contiguous
+    grad_ptr,  # [V*N, K]
     mask_ptr,  # [N]
     max_prob_ptr,  # [N]
-    partial_ptr,  # [G, K] class mass, then [G] loss
+    partial_ptr,  # [G, WIDTH] class mass, then [G] loss
     N: tl.int32,
     V: tl.int32,
     stride_weak: tl.int64,
     stride_strong: tl.int64,
+    stride_grad: tl.int64,
     threshold_ptr,  # float32 []
     loss_scale: tl.float32,
     grad_scale: tl.float32,
     K: tl.constexpr,
+    WIDTH: tl.constexpr,
     HAS_PRIOR_WEAK: tl.constexpr,
     HAS_PRIOR_STRONG: tl.constexpr,
     HARD: tl.constexpr,
@@ -92,21 +96,22 @@ def row_kernel(
     program, programs = tl.program_id(0), tl.num_programs(0)
     threshold = tl.load(threshold_ptr)
     cols = tl.arange(0, BLOCK)
-    in_row = cols < K
+    in_row, in_memory = cols < K, cols < WIDTH
     mass = tl.zeros([BLOCK], dtype=tl.float32)
     loss_sum = 0.0
     if PREFETCH:
-        next_row = load_row(weak_ptr, program, stride_weak, cols, in_row & (program < N), ALIGN)
+        next_row = load_row(weak_ptr, program, stride_weak, cols, in_memory & (program < N), ALIGN)
     for image in range(program, N, programs):
         if PREFETCH:
             row = next_row
             following = image + programs
             next_row = load_row(
-                weak_ptr, following, stride_weak, cols, in_row & (following < N), ALIGN
+                weak_ptr, following, stride_weak, cols, in_memory & (following < N), ALIGN
             )
         else:
-            row = load_row(weak_ptr, image, stride_weak, cols, in_row, ALIGN)
+            row = load_row(weak_ptr, image, stride_weak, cols, in_memory, ALIGN)
         weak = row.to(tl.float32) + load_prior(prior_weak_ptr, cols, in_row, HAS_PRIOR_WEAK, ALIGN)
+        weak = within(weak, in_row, K, WIDTH)
         maxima = lane_max(weak, CHUNKS, LANES)
         top = tl.max(maxima, 0)
         shift = shift_of(top)
@@ -120,7 +125,7 @@ def row_kernel(
         tl.store(mask_ptr + image, keep)
         tl.store(max_prob_ptr + image, max_prob)
         if agreed(keep):
-            next_view = load_row(strong_ptr, image, stride_strong, cols, in_row, ALIGN)
+            next_view = load_row(strong_ptr, image, stride_strong, cols, in_memory, ALIGN)
             # The target times grad_scale, as the gradient wants it.
             if HARD:
                 label = tl.min(tl.where(weak == top, cols, BLOCK), 0)
@@ -133,10 +138,10 @@ def row_kernel(
             for view in tl.range(V, loop_unroll_factor=1):
                 at = tl.cast(image, tl.int64) + view * tl.cast(N, tl.int64)
                 prior = load_prior(prior_strong_ptr, cols, in_row, HAS_PRIOR_STRONG, ALIGN)
-                strong = next_view.to(tl.float32) + prior
+                strong = within(next_view.to(tl.float32) + prior, in_row, K, WIDTH)
                 # The next view is requested before this one is looked at.
                 next_view = load_row(
-                    strong_ptr, at + N, stride_strong, cols, in_row & (view + 1 < V), ALIGN
+                    strong_ptr, at + N, stride_strong, cols, in_memory & (view + 1 < V), ALIGN
                 )
                 maxima_strong = lane_max(strong, CHUNKS, LANES)
                 top_strong = tl.max(maxima_strong, 0)
@@ -154,10 +159,9 @@ def row_kernel(
                 # 0 * -inf: a class without target mass costs nothing. Rare, so a branch that
                 # reads again.
                 if agreed(gain != gain):
-                    again = load_row(strong_ptr, at, stride_strong, cols, in_row, ALIGN).to(
-                        tl.float32
-                    )
-                    again += load_prior(prior_strong_ptr, cols, in_row, HAS_PRIOR_STRONG, ALIGN)
+                    again = load_row(strong_ptr, at, stride_strong, cols, in_memory, ALIGN)
+                    prior = load_prior(prior_strong_ptr, cols, in_row, HAS_PRIOR_STRONG, ALIGN)
+                    again = within(again.to(tl.float32) + prior, in_row, K, WIDTH)
                     again = target * exponent_of(again, shift_strong)
                     gain = tl.sum(tl.where(target == 0.0, 0.0, again), 0)
                 loss = (tl.log2(normaliser_strong) - gain * (1.0 / grad_scale)) * LN2
@@ -166,7 +170,7 @@ def row_kernel(
                     tl.store(row_loss_ptr + at, loss)
                 if WITH_GRAD:
                     grad = exp_strong * (grad_scale / normaliser_strong) - target
-                    store_row(grad_ptr, at, K, cols, grad, in_row, ALIGN)
+                    store_row(grad_ptr, at, stride_grad, cols, grad, in_memory, ALIGN)
         else:
             nothing = tl.where(valid, 0.0, float("nan"))
             loss_sum += nothing
@@ -176,6 +180,6 @@ def row_kernel(
                     tl.store(row_loss_ptr + at, nothing)
                 if WITH_GRAD:
                     grad = tl.zeros([BLOCK], dtype=tl.float32) + nothing
-                    store_row(grad_ptr, at, K, cols, grad, in_row, ALIGN)
-    store_row(partial_ptr, program, K, cols, mass, in_row, ALIGN)
-    tl.store(partial_ptr + tl.cast(programs, tl.int64) * K + program, loss_sum * loss_scale)
+                    store_row(grad_ptr, at, stride_grad, cols, grad, in_memory, ALIGN)
+    store_row(partial_ptr, program, WIDTH, cols, mass, in_memory, ALIGN)
+    tl.store(partial_ptr + tl.cast(programs, tl.int64) * WIDTH + program, loss_sum * loss_scale)

@@ -31,8 +31,9 @@ _FINISH_ELEMENTS = tl.constexpr(2048)
 
 @triton.jit
 def finish(
-    partial_ptr, mass_ptr, loss_ptr, counter_ptr, programs, K: tl.constexpr, BLOCK: tl.constexpr
-):
+    partial_ptr, mass_ptr, loss_ptr, counter_ptr, programs,
+    K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """The last to arrive adds up in the order of the programs: who that is changes no sum."""
     if last_to_arrive(counter_ptr, programs):
         STEP: tl.constexpr = _FINISH_ELEMENTS // BLOCK
@@ -43,9 +44,9 @@ def finish(
             of = start + tl.arange(0, STEP)
             here = (of < programs)[:, None] & (cols < K)[None, :]
             # Past the L1 cache, which may hold what was there before.
-            part = partial_ptr + of[:, None] * K + cols[None, :]
+            part = partial_ptr + of[:, None] * WIDTH + cols[None, :]
             mass += tl.sum(tl.load(part, mask=here, other=0.0, cache_modifier=".cg"), 0)
-            part = partial_ptr + programs * K + of
+            part = partial_ptr + programs * WIDTH + of
             loss += tl.sum(tl.load(part, mask=of < programs, other=0.0, cache_modifier=".cg"), 0)
         tl.store(mass_ptr + cols, mass, mask=cols < K)
         tl.store(loss_ptr, loss)
@@ -58,10 +59,10 @@ def tile_kernel(
     prior_weak_ptr,  # [K]
     prior_strong_ptr,  # [K]
     row_loss_ptr,  # [V*N]
-    grad_ptr,  # [V*N, K] contiguous
+    grad_ptr,  # [V*N, K]
     mask_ptr,  # [N]
     max_prob_ptr,  # [N]
-    partial_ptr,  # [G, K] class mass, then [G] loss
+    partial_ptr,  # [G, WIDTH] class mass, then [G] loss
     mass_ptr,  # [K]
     loss_ptr,  # []
     counter_ptr,  # []
@@ -69,10 +70,12 @@ def tile_kernel(
     V: tl.int32,
     stride_weak: tl.int64,
     stride_strong: tl.int64,
+    stride_grad: tl.int64,
     threshold_ptr,  # float32 []
     loss_scale: tl.float32,
     grad_scale: tl.float32,
     K: tl.constexpr,
+    WIDTH: tl.constexpr,
     HAS_PRIOR_WEAK: tl.constexpr,
     HAS_PRIOR_STRONG: tl.constexpr,
     HARD: tl.constexpr,
@@ -85,16 +88,16 @@ def tile_kernel(
     program, programs = tl.program_id(0), tl.num_programs(0)
     threshold = tl.load(threshold_ptr)
     cols = tl.arange(0, BLOCK)
-    in_row = cols < K
+    in_row, in_memory = cols < K, cols < WIDTH
     mass = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
     loss_sum = tl.zeros([ROWS], dtype=tl.float32)
     for tile in range(program, tl.cdiv(N, ROWS), programs):
         rows = tile * ROWS + tl.arange(0, ROWS)
         in_batch = rows < N
-        here = in_batch[:, None] & in_row[None, :]
         weak = load_tile(
-            weak_ptr, prior_weak_ptr, rows, stride_weak, cols, here, HAS_PRIOR_WEAK, ALIGN
-        )
+            weak_ptr, prior_weak_ptr, rows, stride_weak, cols, in_batch,
+            K, WIDTH, HAS_PRIOR_WEAK, ALIGN,
+        )  # fmt: skip
         top = tl.max(weak, 1)
         shift = shift_of(top)
         exp = tl.exp2(exponent_of(weak, shift[:, None]))
@@ -115,12 +118,12 @@ def tile_kernel(
             target = exp * (1.0 / normaliser)[:, None]
         target = tl.where(keep[:, None], target, 0.0)
         mass += target
-        kept = here & keep[:, None]
         for view in range(V):
             at = rows + tl.cast(view, tl.int64) * N
             strong = load_tile(
-                strong_ptr, prior_strong_ptr, at, stride_strong, cols, kept, HAS_PRIOR_STRONG, ALIGN
-            )
+                strong_ptr, prior_strong_ptr, at, stride_strong, cols, keep,
+                K, WIDTH, HAS_PRIOR_STRONG, ALIGN,
+            )  # fmt: skip
             top_strong = tl.max(strong, 1)
             shift_strong = shift_of(top_strong)
             exponent_strong = exponent_of(strong, shift_strong[:, None])
@@ -142,14 +145,15 @@ def tile_kernel(
             if WITH_GRAD:
                 grad = exp_strong * (grad_scale / normaliser_strong)[:, None] - target * grad_scale
                 grad = tl.where(keep[:, None], grad, nothing[:, None])
-                pointers = tile_pointers(grad_ptr, at, K, cols, ALIGN)
+                pointers = tile_pointers(grad_ptr, at, stride_grad, cols, ALIGN)
+                here = in_batch[:, None] & in_memory[None, :]
                 tl.store(pointers, grad.to(grad_ptr.dtype.element_ty), mask=here)
     total_mass, total_loss = tl.sum(mass, 0), tl.sum(loss_sum, 0) * loss_scale
     if programs == 1:
         tl.store(mass_ptr + cols, total_mass, mask=in_row)
         tl.store(loss_ptr, total_loss)
     else:
-        tl.store(partial_ptr + program * K + cols, total_mass, mask=in_row)
-        tl.store(partial_ptr + programs * K + program, total_loss)
+        tl.store(partial_ptr + program * WIDTH + cols, total_mass, mask=in_row)
+        tl.store(partial_ptr + programs * WIDTH + program, total_loss)
         if programs <= _MAX_FINISHED:
-            finish(partial_ptr, mass_ptr, loss_ptr, counter_ptr, programs, K, BLOCK)
+            finish(partial_ptr, mass_ptr, loss_ptr, counter_ptr, programs, K, WIDTH, BLOCK)

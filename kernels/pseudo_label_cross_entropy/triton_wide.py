@@ -30,31 +30,44 @@ from simpro_kernels.tl_utils import (
     sum2,
     sum3,
     to_lanes,
+    within,
 )
 
 
 @triton.jit
 def load_views(
-    base, image, N, stride, cols, K: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr,
+    base, image, N, stride, cols, WIDTH: tl.constexpr, V: tl.constexpr, ALIGN: tl.constexpr,
     FREE: tl.constexpr
 ):  # fmt: skip
     """A block of every view as it is in memory."""
     views = ()
     for view in tl.static_range(V):
-        views = views + (load_row(base, image + view * N, stride, cols, cols < K, ALIGN, FREE),)
+        row = load_row(base, image + view * N, stride, cols, cols < WIDTH, ALIGN, FREE)
+        views = views + (row,)
     return views
+
+
+@triton.jit
+def adjusted(
+    row, prior_ptr, cols, K: tl.constexpr, WIDTH: tl.constexpr, HAS_PRIOR: tl.constexpr,
+    ALIGN: tl.constexpr, FREE: tl.constexpr,
+):  # fmt: skip
+    """Logits as they are in memory, in float32 and with the prior; -inf beyond the row."""
+    values = row.to(tl.float32) + load_prior(prior_ptr, cols, cols < K, HAS_PRIOR, ALIGN, FREE)
+    return values if FREE else within(values, cols < K, K, WIDTH)
 
 
 @triton.jit
 def weak_block(
     tops, sums, labels, weak_ptr, prior_ptr, image, stride, start,
-    K: tl.constexpr, HAS_PRIOR: tl.constexpr, HARD: tl.constexpr, ALIGN: tl.constexpr,
-    BLOCK: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, FREE: tl.constexpr,
+    K: tl.constexpr, WIDTH: tl.constexpr, HAS_PRIOR: tl.constexpr, HARD: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr,
+    FREE: tl.constexpr,
 ):  # fmt: skip
     """The next block of the weak row into the lanes' maxima, sums and labels."""
     cols = start + tl.arange(0, BLOCK)
-    weak = load_row(weak_ptr, image, stride, cols, cols < K, ALIGN, FREE).to(tl.float32)
-    weak += load_prior(prior_ptr, cols, cols < K, HAS_PRIOR, ALIGN, FREE)
+    weak = load_row(weak_ptr, image, stride, cols, cols < WIDTH, ALIGN, FREE)
+    weak = adjusted(weak, prior_ptr, cols, K, WIDTH, HAS_PRIOR, ALIGN, FREE)
     if HARD:
         at_top = weak == to_lanes(lane_max(weak, CHUNKS, LANES), BLOCK, CHUNKS, LANES)
         block_labels = lane_min(tl.where(at_top, cols, K), CHUNKS, LANES)
@@ -67,15 +80,15 @@ def weak_block(
 @triton.jit
 def target_block(
     weak, prior_ptr, cols, shift, factor, label,
-    K: tl.constexpr, HAS_PRIOR: tl.constexpr, HARD: tl.constexpr, ALIGN: tl.constexpr,
-    FREE: tl.constexpr,
+    K: tl.constexpr, WIDTH: tl.constexpr, HAS_PRIOR: tl.constexpr, HARD: tl.constexpr,
+    ALIGN: tl.constexpr, FREE: tl.constexpr,
 ):  # fmt: skip
     """Target times a factor; 0 beyond the row."""
     if HARD:
         target = tl.where(cols == label, factor, 0.0)
     else:
-        prior = load_prior(prior_ptr, cols, cols < K, HAS_PRIOR, ALIGN, FREE)
-        target = tl.exp2(exponent_of(weak.to(tl.float32) + prior, shift)) * factor
+        weak = adjusted(weak, prior_ptr, cols, K, WIDTH, HAS_PRIOR, ALIGN, FREE)
+        target = tl.exp2(exponent_of(weak, shift)) * factor
     return target
 
 
@@ -83,26 +96,30 @@ def target_block(
 def strong_block(
     weak, views, tops, sums, gains, masses, prior_weak_ptr, prior_strong_ptr, mass_ptr,
     start, shift, inverse, label,
-    K: tl.constexpr, V: tl.constexpr, HAS_PRIOR_WEAK: tl.constexpr, HAS_PRIOR_STRONG: tl.constexpr,
-    HARD: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
-    LANES: tl.constexpr, FREE: tl.constexpr,
+    K: tl.constexpr, WIDTH: tl.constexpr, V: tl.constexpr, HAS_PRIOR_WEAK: tl.constexpr,
+    HAS_PRIOR_STRONG: tl.constexpr, HARD: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr, LANES: tl.constexpr, FREE: tl.constexpr,
 ):  # fmt: skip
     """The next block of all views into the lanes' softmax and gain; its targets into the sums."""
     cols = start + tl.arange(0, BLOCK)
-    in_row = cols < K
+    in_row, in_memory = cols < K, cols < WIDTH
     target = target_block(
-        weak, prior_weak_ptr, cols, shift, inverse, label, K, HAS_PRIOR_WEAK, HARD, ALIGN, FREE
-    )
+        weak, prior_weak_ptr, cols, shift, inverse, label,
+        K, WIDTH, HAS_PRIOR_WEAK, HARD, ALIGN, FREE,
+    )  # fmt: skip
     # The alignment of the logits again: a lane adds to the sums that it stored itself.
     mass_ptrs = tl.multiple_of(mass_ptr + cols, ALIGN * 4)
     if FREE:
         tl.store(mass_ptrs, tl.load(mass_ptrs) + target)
     else:
-        tl.store(mass_ptrs, tl.load(mass_ptrs, mask=in_row, other=0.0) + target, mask=in_row)
+        mass = tl.load(mass_ptrs, mask=in_memory, other=0.0) + target
+        tl.store(mass_ptrs, mass, mask=in_memory)
     prior = load_prior(prior_strong_ptr, cols, in_row, HAS_PRIOR_STRONG, ALIGN, FREE)
     new_tops, new_sums, new_gains = (), (), ()
     for view in tl.static_range(V):
         strong = views[view].to(tl.float32) + prior
+        if not FREE:
+            strong = within(strong, in_row, K, WIDTH)
         top, total, exponent, move = online_step(
             tops[view], sums[view], strong, BLOCK, CHUNKS, LANES
         )
@@ -119,20 +136,20 @@ def strong_block(
 def careful_gain(
     weak_ptr, strong_ptr, prior_weak_ptr, prior_strong_ptr, image, at, stride_weak, stride_strong,
     shift, inverse, label, shift_strong, end,
-    K: tl.constexpr, HAS_PRIOR_WEAK: tl.constexpr, HAS_PRIOR_STRONG: tl.constexpr,
-    HARD: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
+    K: tl.constexpr, WIDTH: tl.constexpr, HAS_PRIOR_WEAK: tl.constexpr,
+    HAS_PRIOR_STRONG: tl.constexpr, HARD: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """sum q (z - shift) of a strong row, where a class without target mass costs 0 also at -inf."""
     gain = tl.zeros([BLOCK], dtype=tl.float32)
     for start in tl.range(0, end, BLOCK, loop_unroll_factor=1):
         cols = start + tl.arange(0, BLOCK)
-        in_row = cols < K
-        weak = load_row(weak_ptr, image, stride_weak, cols, in_row, ALIGN)
+        weak = load_row(weak_ptr, image, stride_weak, cols, cols < WIDTH, ALIGN)
         target = target_block(
-            weak, prior_weak_ptr, cols, shift, inverse, label, K, HAS_PRIOR_WEAK, HARD, ALIGN, False
-        )
-        strong = load_row(strong_ptr, at, stride_strong, cols, in_row, ALIGN).to(tl.float32)
-        strong += load_prior(prior_strong_ptr, cols, in_row, HAS_PRIOR_STRONG, ALIGN)
+            weak, prior_weak_ptr, cols, shift, inverse, label,
+            K, WIDTH, HAS_PRIOR_WEAK, HARD, ALIGN, False,
+        )  # fmt: skip
+        strong = load_row(strong_ptr, at, stride_strong, cols, cols < WIDTH, ALIGN)
+        strong = adjusted(strong, prior_strong_ptr, cols, K, WIDTH, HAS_PRIOR_STRONG, ALIGN, False)
         gain += tl.where(target == 0.0, 0.0, target * exponent_of(strong, shift_strong))
     return tl.sum(gain, 0)
 
@@ -140,22 +157,27 @@ def careful_gain(
 @triton.jit
 def grad_block(
     weak_ptr, strong_ptr, prior_weak_ptr, prior_strong_ptr, grad_ptr, image, N, stride_weak,
-    stride_strong, shift, factor, label, shifts, factors, start,
-    K: tl.constexpr, V: tl.constexpr, HAS_PRIOR_WEAK: tl.constexpr, HAS_PRIOR_STRONG: tl.constexpr,
-    HARD: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr, FREE: tl.constexpr,
+    stride_strong, stride_grad, shift, factor, label, shifts, factors, start,
+    K: tl.constexpr, WIDTH: tl.constexpr, V: tl.constexpr, HAS_PRIOR_WEAK: tl.constexpr,
+    HAS_PRIOR_STRONG: tl.constexpr, HARD: tl.constexpr, ALIGN: tl.constexpr, BLOCK: tl.constexpr,
+    FREE: tl.constexpr,
 ):  # fmt: skip
     cols = start + tl.arange(0, BLOCK)
-    in_row = cols < K
-    weak = 0.0 if HARD else load_row(weak_ptr, image, stride_weak, cols, in_row, ALIGN, FREE)
+    in_row, in_memory = cols < K, cols < WIDTH
+    weak = 0.0 if HARD else load_row(weak_ptr, image, stride_weak, cols, in_memory, ALIGN, FREE)
     target = target_block(
-        weak, prior_weak_ptr, cols, shift, factor, label, K, HAS_PRIOR_WEAK, HARD, ALIGN, FREE
-    )
+        weak, prior_weak_ptr, cols, shift, factor, label,
+        K, WIDTH, HAS_PRIOR_WEAK, HARD, ALIGN, FREE,
+    )  # fmt: skip
     prior = load_prior(prior_strong_ptr, cols, in_row, HAS_PRIOR_STRONG, ALIGN, FREE)
     for view in tl.static_range(V):
         at = image + view * N
-        strong = load_row(strong_ptr, at, stride_strong, cols, in_row, ALIGN, FREE)
-        exp = tl.exp2(exponent_of(strong.to(tl.float32) + prior, shifts[view]))
-        store_row(grad_ptr, at, K, cols, exp * factors[view] - target, in_row, ALIGN, FREE)
+        strong = load_row(strong_ptr, at, stride_strong, cols, in_memory, ALIGN, FREE)
+        strong = strong.to(tl.float32) + prior
+        if not FREE:
+            strong = within(strong, in_row, K, WIDTH)
+        grad = tl.exp2(exponent_of(strong, shifts[view])) * factors[view] - target
+        store_row(grad_ptr, at, stride_grad, cols, grad, in_memory, ALIGN, FREE)
 
 
 @triton.jit(do_not_specialize=[*(name for name in RUNTIME if name != "V"), "blocks"])
@@ -165,18 +187,20 @@ def wide_kernel(
     prior_weak_ptr,  # [K]
     prior_strong_ptr,  # [K]
     row_loss_ptr,  # [V*N]
-    grad_ptr,  # [V*N, K] contiguous
+    grad_ptr,  # [V*N, K]
     mask_ptr,  # [N]
     max_prob_ptr,  # [N]
-    partial_ptr,  # [G, K] class mass, then [G] loss
+    partial_ptr,  # [G, WIDTH] class mass, then [G] loss
     N: tl.int32,
     blocks: tl.int32,  # K // BLOCK, not a constant: all of the loop would be unrolled
     stride_weak: tl.int64,
     stride_strong: tl.int64,
+    stride_grad: tl.int64,
     threshold_ptr,  # float32 []
     loss_scale: tl.float32,
     grad_scale: tl.float32,
     K: tl.constexpr,
+    WIDTH: tl.constexpr,
     V: tl.constexpr,
     HAS_PRIOR_WEAK: tl.constexpr,
     HAS_PRIOR_STRONG: tl.constexpr,
@@ -194,10 +218,10 @@ def wide_kernel(
     FULL: tl.constexpr = K // BLOCK * BLOCK
     inside = blocks * BLOCK
     end = inside + BLOCK if TAIL else inside
-    mass_ptr = partial_ptr + tl.cast(program, tl.int64) * K
+    mass_ptr = partial_ptr + tl.cast(program, tl.int64) * WIDTH
     for start in tl.range(0, end, BLOCK, loop_unroll_factor=1):
         cols = start + tl.arange(0, BLOCK)
-        tl.store(mass_ptr + cols, tl.zeros([BLOCK], dtype=tl.float32), mask=cols < K)
+        tl.store(mass_ptr + cols, tl.zeros([BLOCK], dtype=tl.float32), mask=cols < WIDTH)
     tl.debug_barrier()  # other lanes may add to them
     loss_sum = 0.0
     N = tl.cast(N, tl.int64)
@@ -208,12 +232,12 @@ def wide_kernel(
         for start in tl.range(0, inside, BLOCK, loop_unroll_factor=2):
             tops, sums, labels = weak_block(
                 tops, sums, labels, weak_ptr, prior_weak_ptr, image, stride_weak, start,
-                K, HAS_PRIOR_WEAK, HARD, ALIGN, BLOCK, CHUNKS, LANES, True,
+                K, WIDTH, HAS_PRIOR_WEAK, HARD, ALIGN, BLOCK, CHUNKS, LANES, True,
             )  # fmt: skip
         if TAIL:
             tops, sums, labels = weak_block(
                 tops, sums, labels, weak_ptr, prior_weak_ptr, image, stride_weak, FULL,
-                K, HAS_PRIOR_WEAK, HARD, ALIGN, BLOCK, CHUNKS, LANES, False,
+                K, WIDTH, HAS_PRIOR_WEAK, HARD, ALIGN, BLOCK, CHUNKS, LANES, False,
             )  # fmt: skip
         top, shift, at_top, rest, ones = merge_lanes(tops, sums)
         rest, ones = sum2(rest, ones, 0)
@@ -232,30 +256,29 @@ def wide_kernel(
                 gains = gains + (none,)
             # Both are requested one block ahead (the last step asks for its own once more).
             cols = tl.arange(0, BLOCK)
-            weak = (
-                0.0 if HARD else load_row(weak_ptr, image, stride_weak, cols, cols < K, ALIGN, True)
-            )
-            views = load_views(strong_ptr, image, N, stride_strong, cols, K, V, ALIGN, True)
+            weak = 0.0 if HARD else load_row(weak_ptr, image, stride_weak, cols, None, ALIGN, True)
+            views = load_views(strong_ptr, image, N, stride_strong, cols, WIDTH, V, ALIGN, True)
             for start in tl.range(0, inside, BLOCK, loop_unroll_factor=1):
                 this_weak, these = weak, views
                 cols = tl.minimum(start + BLOCK, inside - BLOCK) + tl.arange(0, BLOCK)
                 if not HARD:
-                    weak = load_row(weak_ptr, image, stride_weak, cols, cols < K, ALIGN, True)
-                views = load_views(strong_ptr, image, N, stride_strong, cols, K, V, ALIGN, True)
+                    weak = load_row(weak_ptr, image, stride_weak, cols, None, ALIGN, True)
+                views = load_views(strong_ptr, image, N, stride_strong, cols, WIDTH, V, ALIGN, True)
                 view_tops, view_sums, gains, masses = strong_block(
                     this_weak, these, view_tops, view_sums, gains, masses, prior_weak_ptr,
                     prior_strong_ptr, mass_ptr, start, shift, inverse, label,
-                    K, V, HAS_PRIOR_WEAK, HAS_PRIOR_STRONG, HARD, ALIGN, BLOCK, CHUNKS, LANES, True,
+                    K, WIDTH, V, HAS_PRIOR_WEAK, HAS_PRIOR_STRONG, HARD, ALIGN, BLOCK, CHUNKS,
+                    LANES, True,
                 )  # fmt: skip
             if TAIL:
                 cols = FULL + tl.arange(0, BLOCK)
                 view_tops, view_sums, gains, masses = strong_block(
-                    load_row(weak_ptr, image, stride_weak, cols, cols < K, ALIGN),
-                    load_views(strong_ptr, image, N, stride_strong, cols, K, V, ALIGN, False),
+                    load_row(weak_ptr, image, stride_weak, cols, cols < WIDTH, ALIGN),
+                    load_views(strong_ptr, image, N, stride_strong, cols, WIDTH, V, ALIGN, False),
                     view_tops, view_sums, gains, masses, prior_weak_ptr,
                     prior_strong_ptr, mass_ptr, FULL, shift, inverse, label,
-                    K, V, HAS_PRIOR_WEAK, HAS_PRIOR_STRONG, HARD, ALIGN, BLOCK, CHUNKS, LANES,
-                    False,
+                    K, WIDTH, V, HAS_PRIOR_WEAK, HAS_PRIOR_STRONG, HARD, ALIGN, BLOCK, CHUNKS,
+                    LANES, False,
                 )  # fmt: skip
             shifts, factors = (), ()
             for view in tl.static_range(V):
@@ -271,7 +294,7 @@ def wide_kernel(
                     gain = careful_gain(
                         weak_ptr, strong_ptr, prior_weak_ptr, prior_strong_ptr, image, at,
                         stride_weak, stride_strong, shift, inverse, label, shift_strong, end,
-                        K, HAS_PRIOR_WEAK, HAS_PRIOR_STRONG, HARD, ALIGN, BLOCK,
+                        K, WIDTH, HAS_PRIOR_WEAK, HAS_PRIOR_STRONG, HARD, ALIGN, BLOCK,
                     )  # fmt: skip
                 loss = (tl.log2(normaliser_strong) - gain) * LN2
                 loss_sum += loss
@@ -283,16 +306,16 @@ def wide_kernel(
                 for start in tl.range(0, inside, BLOCK, loop_unroll_factor=1):
                     grad_block(
                         weak_ptr, strong_ptr, prior_weak_ptr, prior_strong_ptr, grad_ptr, image, N,
-                        stride_weak, stride_strong, shift, inverse * grad_scale, label, shifts,
-                        factors, start, K, V, HAS_PRIOR_WEAK, HAS_PRIOR_STRONG, HARD, ALIGN, BLOCK,
-                        True,
+                        stride_weak, stride_strong, stride_grad, shift, inverse * grad_scale, label,
+                        shifts, factors, start,
+                        K, WIDTH, V, HAS_PRIOR_WEAK, HAS_PRIOR_STRONG, HARD, ALIGN, BLOCK, True,
                     )  # fmt: skip
                 if TAIL:
                     grad_block(
                         weak_ptr, strong_ptr, prior_weak_ptr, prior_strong_ptr, grad_ptr, image, N,
-                        stride_weak, stride_strong, shift, inverse * grad_scale, label, shifts,
-                        factors, FULL, K, V, HAS_PRIOR_WEAK, HAS_PRIOR_STRONG, HARD, ALIGN, BLOCK,
-                        False,
+                        stride_weak, stride_strong, stride_grad, shift, inverse * grad_scale, label,
+                        shifts, factors, FULL,
+                        K, WIDTH, V, HAS_PRIOR_WEAK, HAS_PRIOR_STRONG, HARD, ALIGN, BLOCK, False,
                     )  # fmt: skip
         else:
             nothing = tl.where(valid, 0.0, float("nan"))
@@ -305,5 +328,5 @@ def wide_kernel(
                     for start in tl.range(0, end, BLOCK, loop_unroll_factor=1):
                         cols = start + tl.arange(0, BLOCK)
                         grad = tl.zeros([BLOCK], dtype=tl.float32) + nothing
-                        store_row(grad_ptr, at, K, cols, grad, cols < K, ALIGN)
-    tl.store(partial_ptr + tl.cast(programs, tl.int64) * K + program, loss_sum * loss_scale)
+                        store_row(grad_ptr, at, stride_grad, cols, grad, cols < WIDTH, ALIGN)
+    tl.store(partial_ptr + tl.cast(programs, tl.int64) * WIDTH + program, loss_sum * loss_scale)

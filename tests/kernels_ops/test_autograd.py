@@ -226,11 +226,12 @@ def test_float16_mean_gradient_does_not_underflow(device: torch.device) -> None:
 def test_opcheck_pseudo(
     hard: bool, mean: bool, with_grad: bool, prior: bool, device: torch.device
 ) -> None:
-    weak = torch.randn(5, 7, device=device)
-    strong = torch.randn(10, 7, device=device, requires_grad=with_grad)
+    columns = 8 if hard else 7  # of rows in memory
+    weak = torch.randn(5, columns, device=device)[:, :7]
+    strong = torch.randn(10, columns, device=device)[:, :7].requires_grad_(with_grad)
     priors = [torch.randn(7, device=device) if prior else None for _ in range(2)]
     bound = torch.tensor(0.2, device=device)
-    arguments = (weak, strong, *priors, bound, hard, mean, with_grad)
+    arguments = (weak, strong, *priors, bound, hard, mean, with_grad, columns)
     torch.library.opcheck(pseudo_op.pseudo_label_cross_entropy, arguments)
 
 
@@ -244,10 +245,12 @@ def test_opcheck_scaling(mean: bool, device: torch.device) -> None:
     torch.library.opcheck(scale_rows, (grad, factor, logits), test_utils=tests)
 
 
+@pytest.mark.parametrize("spare", [0, 2])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_compile_without_a_graph_break(reduction: str, device: torch.device) -> None:
+def test_compile_without_a_graph_break(reduction: str, spare: int, device: torch.device) -> None:
     def step(z: Tensor) -> Tensor:
-        rows = _pseudo(z * 2, "triton", reduction) + _adjusted(z, "triton", reduction)
+        twice = nn.functional.pad(z * 2, (0, spare))[:, :6]
+        rows = _pseudo(twice, "triton", reduction) + _adjusted(z, "triton", reduction)
         return (rows * 0.5).sum()
 
     grads = []

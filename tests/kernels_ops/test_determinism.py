@@ -40,7 +40,7 @@ def test_second_reduction_covers_more_programs_than_one_block(device: torch.devi
     loss = torch.rand(700, generator=generator).to(device)
     total_mass, total_loss = mass.new_empty(45), mass.new_empty(())
     partial = torch.cat([mass.flatten(), loss])
-    tl_utils.reduce_partials(partial, 700, total_mass, total_loss)
+    tl_utils.reduce_partials(partial, 700, 45, total_mass, total_loss)
     torch.testing.assert_close(total_mass.double(), mass.double().sum(0), rtol=1e-6, atol=0)
     torch.testing.assert_close(total_loss.double(), loss.double().sum(), rtol=1e-6, atol=0)
 

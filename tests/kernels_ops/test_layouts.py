@@ -9,10 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simpro_kernels import adjusted_cross_entropy, pseudo_label_cross_entropy
-from simpro_kernels.tl_utils import alignment, rows_of
+from simpro_kernels.tl_utils import alignment, round_up, rows_of
 from torch import Tensor
 
-LAYOUTS = ("contiguous", "row slice", "column slice", "every other row", "transposed")
+LAYOUTS = ("contiguous", "row slice", "column slice", "every other row", "transposed", "spare")
 
 
 def laid_out(values: Tensor, layout: str) -> Tensor:
@@ -24,6 +24,7 @@ def laid_out(values: Tensor, layout: str) -> Tensor:
         "column slice": ((rows, cols + 5), (slice(None), slice(2, cols + 2))),
         "every other row": ((2 * rows, cols), (slice(None, None, 2), slice(None))),
         "transposed": ((cols, rows), None),
+        "spare": ((rows, round_up(cols, 8)), (slice(None), slice(cols))),
     }
     shape, index = shapes[layout]
     memory = torch.full(shape, torch.nan, dtype=values.dtype, device=values.device)
@@ -80,8 +81,45 @@ def test_strides_do_not_matter(
         out = pseudo_label_cross_entropy(w, z, None, None, 0.5, hard=hard, impl="triton")
         out.loss.backward()
         results.append([*out, z.grad])
-    same = alignment(weak, strong) == alignment(*map(rows_of, laid))
+    same = alignment(weak, strong) == alignment(*map(rows_of, laid), spare=True)
     assert_same(*results, bits=same)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_classes", [1, 10, 127, 1001, 2051])
+def test_spare_elements_after_each_row_make_wide_accesses(
+    num_classes: int, dtype: torch.dtype, hard: bool, device: torch.device
+) -> None:
+    """All three kernels; what stands in the spare ones (here NaN) is in no result."""
+    generator = torch.Generator().manual_seed(num_classes)
+
+    def logits(rows: int) -> Tensor:
+        values = (3 * torch.randn(rows, num_classes, generator=generator)).to(device, dtype)
+        return laid_out(values, "spare")
+
+    weak, strong = logits(6), logits(12)
+    priors = [torch.randn(num_classes, generator=generator).to(device) for _ in range(2)]
+    assert alignment(weak, strong, *priors, spare=True) == 8
+    results = []
+    for impl in ("triton", "eager"):
+        z = strong.detach().requires_grad_()
+        out = pseudo_label_cross_entropy(weak, z, *priors, 0.3, hard=hard, impl=impl)
+        (3 * out.loss).backward()
+        results.append((*out, z.grad))
+    for ours, twin in zip(*results, strict=True):
+        rtol = 2**-6 if ours.dtype == torch.bfloat16 else 1e-5  # rounded once and twice
+        torch.testing.assert_close(ours, twin, rtol=rtol, atol=1e-6)
+
+
+def test_spare_elements_are_only_those_of_the_row_and_of_its_storage() -> None:
+    memory = torch.zeros(4, 128)
+    assert alignment(memory[:, :127], spare=True) == 8
+    assert alignment(memory[:, :127]) == 1
+    assert alignment(torch.zeros(4, 127), spare=True) == 1  # the next row begins there
+    assert alignment(memory[:1, :127].expand(4, 127), spare=True) == 1  # all rows are one
+    ends = torch.zeros(4 * 128 - 1).as_strided((4, 127), (128, 1))
+    assert alignment(ends, spare=True) == 1  # the last row has none
 
 
 def test_expanded_rows_are_not_copied(device: torch.device) -> None:
