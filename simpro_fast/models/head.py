@@ -25,6 +25,38 @@ def head_of(model: nn.Module) -> nn.Module:
     return [m for m in layers if any(True for _ in m.parameters(recurse=False))][-1]
 
 
+PAD_FROM = 1000
+"""Classes from which on a GPU gets rows of logits that 16 bytes divide: by count, with fewer the
+copies of the weights (some ten launches) take what the faster product saves."""
+
+
+def linear(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As F.linear; on a GPU many classes, in a number that 8 does not divide, are computed as the
+    next multiple and cut, [..., K] with spare elements after each row.
+
+    Matrix products and the loss kernels read rows of 21,841 bfloat16 numbers two bytes at a time,
+    and such rows sixteen.
+    """
+    if features.is_cuda and len(weight) >= PAD_FROM and len(weight) % 8:
+        return padded_linear(features, weight, bias)
+    return F.linear(features, weight, bias)
+
+
+def padded_linear(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    classes, spare = len(weight), -len(weight) % 8
+    if torch.is_autocast_enabled(features.device.type):  # before the copy: half the bytes
+        weight = weight.to(torch.get_autocast_dtype(features.device.type))
+    bias = None if bias is None else F.pad(bias, (0, spare))
+    return F.linear(features, F.pad(weight, (0, 0, 0, spare)), bias)[..., :classes]
+
+
+class Classes(nn.Linear):
+    """The layer that gives the logits [..., K]: `nn.Linear` by `linear`."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return linear(features, self.weight, self.bias)
+
+
 class UnitLength(nn.Module):
     """Features [..., D] of length `SCALE` each."""
 
@@ -55,14 +87,14 @@ class UnitRows(nn.Linear):
         super().__init__(features, num_classes, bias=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        return F.linear(features, F.normalize(self.weight, dim=-1))
+        return linear(features, F.normalize(self.weight, dim=-1), None)
 
 
 class MlpHead(nn.Sequential):
     """`model.head=mlp`: features [..., D], D hidden units with GELU, logits [..., K]."""
 
     def __init__(self, features: int, num_classes: int) -> None:
-        hidden, last = nn.Linear(features, features), nn.Linear(features, num_classes)
+        hidden, last = nn.Linear(features, features), Classes(features, num_classes)
         super().__init__(hidden, nn.GELU(), last)
 
 
@@ -210,14 +242,14 @@ class MultiHead(nn.Linear):
     def forward(self, features: Tensor) -> Output:  # type: ignore[override]
         seen = features.unflatten(1, (self.branches, -1)) if self.branches else features
         count = max(1, self.branches) * self.heads
-        logits = F.linear(seen, self.rows(), self.bias)
+        logits = linear(seen, self.rows(), self.bias)
         if count > 1:
             logits = logits.reshape(len(logits), count, self.num_classes)
         return (logits, seen) if self.with_features else logits
 
     def logits(self, features: Tensor) -> Tensor:
         """Logits of other features, [..., D] to [..., H, K] or [..., K]."""
-        logits = F.linear(features, self.rows(), self.bias)
+        logits = linear(features, self.rows(), self.bias)
         return logits.unflatten(-1, (self.heads, self.num_classes)) if self.heads > 1 else logits
 
     def rows(self) -> Tensor:
@@ -269,14 +301,17 @@ def give_classifier(network: nn.Module, kind: str, *, exported: bool) -> None:
     generator.
 
     Args:
-        kind: linear leaves the network as it is. exported: see `CosineHead`.
+        kind: linear leaves the weights as they are. exported: see `CosineHead`.
 
     Raises:
-        ConfigError: the head is no linear layer.
+        ConfigError: the head is no linear layer and another is asked for.
     """
+    old = head_of(network)
     if kind == "linear":
+        if type(old) is nn.Linear:
+            old.__class__ = Classes  # with its weights, its hooks and its place in the network
         return
-    size, old = feature_size(network), head_of(network)
+    size = feature_size(network)
     assert isinstance(old, nn.Linear)
     classes = old.out_features
     new = MlpHead(size, classes) if kind == "mlp" else CosineHead(size, classes, exported=exported)

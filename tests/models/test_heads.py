@@ -7,10 +7,21 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 
 from simpro_fast.config.schema import ModelConfig
 from simpro_fast.methods import Heads
-from simpro_fast.models import BranchPool, MultiHead, build_model, head_of, plain_copy
+from simpro_fast.models import (
+    BranchPool,
+    MultiHead,
+    build_model,
+    classifier_of,
+    feature_size,
+    head_of,
+    plain_copy,
+)
+from simpro_fast.models.head import Classes, padded_linear
 from simpro_fast.training.engine.optim import param_groups
 from simpro_fast.utils.errors import ConfigError
 
@@ -44,8 +55,46 @@ def test_first_head_and_backbone_are_those_of_the_plain_network(name: str) -> No
     assert blocks[1].std().item() == pytest.approx(expected, rel=0.25)
 
 
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_rows_with_spare_elements_hold_the_same_logits_and_gradients(with_bias: bool) -> None:
+    draw = torch.Generator().manual_seed(0)
+    features, weight, bias = (
+        torch.randn(*shape, generator=draw, dtype=torch.float64).requires_grad_()
+        for shape in ((2, 3, 7), (13, 7), (13,))
+    )
+    learned = (features, weight, bias) if with_bias else (features, weight)
+    target = torch.randn(2, 3, 13, generator=draw, dtype=torch.float64)
+    found = []
+    for linear in (padded_linear, functional.linear):
+        logits = linear(features, weight, bias if with_bias else None)
+        gradients = torch.autograd.grad((logits - target).square().sum(), learned)
+        found.append((logits, *gradients))
+    assert found[0][0].stride() == (48, 16, 1)
+    torch.testing.assert_close(*found)
+    with torch.autocast("cpu", torch.bfloat16):
+        rows = padded_linear(features.float(), weight.float(), bias.float() if with_bias else None)
+    assert rows.dtype == torch.bfloat16 and rows.stride() == (48, 16, 1)
+
+
+@pytest.mark.parametrize("head", ["linear", "mlp", "cosine"])
+@pytest.mark.parametrize(
+    ("classes", "heads", "stride"),
+    [(999, 1, 999), (1000, 1, 1000), (1001, 1, 1008), (127, 1, 127), (505, 2, 1016)],
+)
+def test_many_classes_get_rows_with_spare_elements_on_a_gpu(
+    classes: int, heads: int, stride: int, head: str
+) -> None:
+    network = build_model(ModelConfig(name="small_cnn", head=head), classes, 32, heads=heads)
+    classifier, size = classifier_of(network), feature_size(network)
+    on_cpu = classifier(torch.zeros(4, size))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        logits = classifier.to("cuda")(torch.zeros(4, size, device="cuda"))
+    assert logits.shape == on_cpu.shape and logits.shape[-1] == classes
+    assert on_cpu.is_contiguous() and logits.stride(0) == stride
+
+
 def test_one_head_changes_nothing() -> None:
-    assert type(head_of(build())) is nn.Linear
+    assert type(head_of(build())) is Classes
     assert list(build(with_features=True).state_dict()) == list(build().state_dict())
     single, plain = build(with_features=True), build()
     head = head_of(single)
