@@ -188,7 +188,7 @@ part_step() {
 }
 part_loss() {
     local options=()
-    [ -n "$smoke" ] || options=(--shape 65536x1000,8192x21841,512x10)
+    [ -n "$smoke" ] || options=(--shape 65536x1000,8192x21841,512x10,8192x21841x7)
     bench "loss of pseudo-labels" 60 pseudo_label_cross_entropy ${options[@]+"${options[@]}"}
 }
 part_profile() {
