@@ -79,17 +79,20 @@ def _sentence(
     summary: dict[str, Any], shares: Sequence[float], bounds: Sequence[Interval] | None
 ) -> str:
     order = sorted(range(len(shares)), key=lambda k: -shares[k])
-    top = order[:_NAMED]
+    # Frequent is what has more than an even share, and an interval has to show it.
+    at_least = shares if bounds is None else [bound.low for bound in bounds]
+    frequent = [k for k in order if at_least[k] > 1 / len(shares)]
+    top = frequent[:_NAMED]
     truth = summary.get("pi_u_true")
     even = shares[order[0]] < 1.5 / len(shares)
     wide = bounds is not None and max(bound.high for bound in bounds) > 2 / len(shares)
-    if wide and (even or not _apart(bounds or ())):
+    if (even and wide) or not (even or frequent):
         return (
-            "The shares of the classes cannot be told apart yet: their intervals overlap. More "
-            "test images of every class narrow these, and so does a better network."
+            "The shares of the classes cannot be told apart yet: their intervals are too wide. "
+            "More test images of every class narrow these, and so does a better network."
         )
     if even:
-        top = top[:1]
+        top = order[:1]
         said = "the unlabeled images are spread over all classes, none far above the others"
         if bounds is None:
             said = "by pi_u, whose error is unknown, " + said
@@ -104,11 +107,6 @@ def _sentence(
         one = "" if len(top) == 1 else "these have "
         said += f"; in truth {one}{_and([_percent(truth[k]) for k in top])}"
     return f"{said[0].upper()}{said[1:]}."
-
-
-def _apart(bounds: Sequence[Interval]) -> bool:
-    """Whether any two of the intervals have nothing in common."""
-    return max(bound.low for bound in bounds) > min(bound.high for bound in bounds)
 
 
 def _warnings(summary: dict[str, Any], bounds: Sequence[Interval] | None) -> list[str]:
