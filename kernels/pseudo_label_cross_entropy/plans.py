@@ -102,11 +102,8 @@ def _tiles(problem: Problem) -> list[Plan]:
     """One warp; 256 elements of a tile are 8 in a lane."""
     sizes = [max(1, min(32, elements // problem.block)) for elements in (256, 128, 512)]
     choices = [(rows, 8) for rows in dict.fromkeys(sizes)] + [(sizes[0], 4), (sizes[0], 16)]
-    # Left alone with 512 elements, ptxas spills a value or two to reach the next occupancy step.
-    return [
-        Plan(1, 255 if rows * problem.block > 256 else None, programs, {"ROWS": rows})
-        for rows, programs in choices
-    ]
+    # Left alone, ptxas spills a value or two to reach an occupancy that eight warps do not need.
+    return [Plan(1, 255, programs, {"ROWS": rows}) for rows, programs in choices]
 
 
 def _rows(problem: Problem) -> list[Plan]:
