@@ -80,7 +80,7 @@ METHODS: dict[str, Words] = {
     "CCL": ("method.name=ccl",),
 }
 BOTH_THRESHOLDS = {f"{row}, threshold 0.95": (*METHODS[row], *HIGH) for row in ("FixMatch", RIVAL)}
-FEW = ("FixMatch", RIVAL, "SimPro", "SimPro, balanced start", "CoSSL")
+FEW = ("FixMatch", RIVAL, "SimPro", "SimPro, balanced start", "CoSSL", "CPG")
 LABELS_ALONE = {
     "Logistic regression on the labels": "probe_class_mean",
     "Nearest labeled image": "neighbour_class_mean",
