@@ -62,7 +62,7 @@ def alignment(*tensors: Tensor | None, spare: bool = False) -> int:
             align = gcd(align, tensor.data_ptr() // tensor.element_size())
             if tensor.dim() == 2:
                 align = gcd(align, tensor.stride(0))
-                if not (spare and _has_spare(tensor)):
+                if tensor.shape[1] % align and not (spare and _has_spare(tensor)):
                     align = gcd(align, tensor.shape[1])
     return align
 

@@ -41,7 +41,7 @@ class Problem(NamedTuple):
     @property
     def width(self) -> int:
         """Elements of a row that the kernels read and write: K and, with spare ones, up to 7."""
-        return round_up(self.num_classes, self.align)
+        return min(round_up(self.num_classes, self.align), self.block)
 
     @property
     def block(self) -> int:

@@ -94,7 +94,7 @@ class MlpHead(nn.Sequential):
     """`model.head=mlp`: features [..., D], D hidden units with GELU, logits [..., K]."""
 
     def __init__(self, features: int, num_classes: int) -> None:
-        hidden, last = nn.Linear(features, features), Classes(features, num_classes)
+        hidden, last = nn.Linear(features, features), nn.Linear(features, num_classes)
         super().__init__(hidden, nn.GELU(), last)
 
 
@@ -301,21 +301,21 @@ def give_classifier(network: nn.Module, kind: str, *, exported: bool) -> None:
     generator.
 
     Args:
-        kind: linear leaves the weights as they are. exported: see `CosineHead`.
+        kind: linear leaves the weights as they are.
+        exported: see `CosineHead`; tools that know layers by their class find torch's own.
 
     Raises:
         ConfigError: the head is no linear layer and another is asked for.
     """
-    old = head_of(network)
-    if kind == "linear":
-        if type(old) is nn.Linear:
-            old.__class__ = Classes  # with its weights, its hooks and its place in the network
-        return
-    size = feature_size(network)
-    assert isinstance(old, nn.Linear)
-    classes = old.out_features
-    new = MlpHead(size, classes) if kind == "mlp" else CosineHead(size, classes, exported=exported)
-    _replace(network, old, new)
+    if kind != "linear":
+        size, old = feature_size(network), head_of(network)
+        assert isinstance(old, nn.Linear)
+        classes = old.out_features
+        cosine = kind == "cosine"
+        new = CosineHead(size, classes, exported=exported) if cosine else MlpHead(size, classes)
+        _replace(network, old, new)
+    if not exported and type(last := head_of(network)) is nn.Linear:
+        last.__class__ = Classes  # with its weights, its hooks and its place in the network
 
 
 def give_heads(
@@ -402,7 +402,6 @@ def plain_copy(network: nn.Module) -> nn.Module:
 
 
 def _replace(network: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    for parent in network.modules():
-        for name, child in parent.named_children():
-            if child is old:
-                setattr(parent, name, new)
+    for path, module in list(network.named_modules(remove_duplicate=False)):
+        if module is old:
+            network.set_submodule(path, new)

@@ -112,6 +112,21 @@ def test_spare_elements_after_each_row_make_wide_accesses(
         torch.testing.assert_close(ours, twin, rtol=rtol, atol=1e-6)
 
 
+@pytest.mark.usefixtures("nan_in_empty_memory")
+@pytest.mark.parametrize("num_classes", [1, 3, 4, 7, 127])
+@pytest.mark.parametrize("layout", ["contiguous", "spare"])
+def test_stored_gradient_has_no_element_that_nothing_wrote(
+    layout: str, num_classes: int, device: torch.device
+) -> None:
+    columns = round_up(num_classes, 8)
+    weak = laid_out(torch.zeros(3, num_classes, device=device), layout)
+    strong = laid_out(torch.zeros(3, num_classes, device=device), "spare")
+    bound = torch.zeros((), device=device)
+    operands = (weak, strong, None, None, bound, False, True, True, columns)
+    gradient = torch.ops.simpro_kernels.pseudo_label_cross_entropy(*operands)[4]
+    assert gradient.shape == (3, columns) and gradient.isfinite().all()
+
+
 def test_spare_elements_are_only_those_of_the_row_and_of_its_storage() -> None:
     memory = torch.zeros(4, 128)
     assert alignment(memory[:, :127], spare=True) == 8

@@ -21,7 +21,7 @@ from simpro_fast.models import (
     head_of,
     plain_copy,
 )
-from simpro_fast.models.head import Classes, padded_linear
+from simpro_fast.models.head import Classes, give_classifier, padded_linear
 from simpro_fast.training.engine.optim import param_groups
 from simpro_fast.utils.errors import ConfigError
 
@@ -91,6 +91,22 @@ def test_many_classes_get_rows_with_spare_elements_on_a_gpu(
         logits = classifier.to("cuda")(torch.zeros(4, size, device="cuda"))
     assert logits.shape == on_cpu.shape and logits.shape[-1] == classes
     assert on_cpu.is_contiguous() and logits.stride(0) == stride
+
+
+@pytest.mark.parametrize("head", ["linear", "mlp", "cosine"])
+def test_exported_networks_are_of_torchs_own_layers(head: str) -> None:
+    model = ModelConfig(name="timm/resnet18", head=head)
+    trained, exported = (build_model(model, 5, 32, exported=e) for e in (False, True))
+    assert type(head_of(trained)) is not nn.Linear and type(head_of(exported)) is nn.Linear
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cosine"])
+def test_a_head_under_two_names_is_replaced_under_both(kind: str) -> None:
+    network = nn.Module()
+    network.body, network.head = nn.Linear(4, 6), nn.Linear(6, 5)
+    network.alias = network.head
+    give_classifier(network, kind, exported=False)
+    assert network.head is network.alias is classifier_of(network)
 
 
 def test_one_head_changes_nothing() -> None:
