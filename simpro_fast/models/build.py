@@ -178,7 +178,8 @@ def _build_own(builder: ModelBuilder, source: str, num_classes: int, image_size:
     """A stranger's network, tried on two images.
 
     Raises:
-        UserError: it cannot be called so, is no module, or does not give logits [N, K].
+        UserError: it cannot be called so, is no module, has no parameters, or does not give logits
+            [N, K].
     """
     try:
         inspect.signature(builder).bind(num_classes=num_classes, image_size=image_size)
@@ -195,6 +196,8 @@ def _build_own(builder: ModelBuilder, source: str, num_classes: int, image_size:
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, num_classes):
         got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise UserError(f"{source}: two images gave {got}, expected logits [2, {num_classes}]")
+    if next(network.parameters(), None) is None:
+        raise UserError(f"{source}: the network has no parameters, so nothing to train")
     return network.train()
 
 

@@ -187,6 +187,7 @@ def test_dotted_paths(own: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         ("data.name=own_stripes.nothing", "returned NoneType, expected an ArrayDataset"),
         ("model.name=own_stripes.nothing", "cannot be called as builder"),
         ("model.name=own_stripes.no_head", r"two images gave \[2, 3, 16, 16\]"),
+        ("model.name=own_stripes.weightless", "no parameters"),
         ("model.name=os.kill", "cannot be called as builder"),
         ("model.name=broken.build", "importing broken failed .SyntaxError"),
     ],
@@ -202,6 +203,8 @@ def test_what_is_wrong_with_own_code(
     own.wrong_labels = lambda data: replace(loaded, labels=loaded.labels + 1)
     own.nothing = lambda data: None
     own.no_head = lambda num_classes, image_size: nn.Identity()
+    pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    own.weightless = lambda num_classes, image_size: pool
     with pytest.raises(UserError, match=said):
         simpro_fast.train(tree, override)
     assert not (tree["output_dir"] / "tiny" / "seed1").exists()
