@@ -203,8 +203,9 @@ def test_what_is_wrong_with_own_code(
     own.wrong_labels = lambda data: replace(loaded, labels=loaded.labels + 1)
     own.nothing = lambda data: None
     own.no_head = lambda num_classes, image_size: nn.Identity()
-    pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    own.weightless = lambda num_classes, image_size: pool
+    own.weightless = lambda num_classes, image_size: nn.Sequential(
+        nn.Flatten(), nn.AdaptiveAvgPool1d(num_classes)
+    )
     with pytest.raises(UserError, match=said):
         simpro_fast.train(tree, override)
     assert not (tree["output_dir"] / "tiny" / "seed1").exists()
