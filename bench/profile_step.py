@@ -50,7 +50,7 @@ PARTS = ("data", "forward", "method", "guard", "backward", "optimizer", "ema", "
 # Operators whose result depends on values, for which the host waits.
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique2")
 KINDS = {
-    "loss": r"row_kernel|tile_kernel|wide_kernel|scale_kernel|reduce_partials|softmax"
+    "loss": r"rows?_kernel|tile_kernel|wide_kernel|reduce_partials|softmax"
     r"|nll_loss|pseudo_label_cross",
     "batch norm": r"batch_?norm|bn_|\b(statistics|merge|apply|sums|gradient)_kernel",
     "convolution": r"conv|gemm|xmma|cutlass|cudnn|implicit|[dw]grad|fprop|addmm|::mm\b|::linear",
