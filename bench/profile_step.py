@@ -174,7 +174,8 @@ def by_kind(trainer: Trainer, steps: int) -> list[dict[str, Any]]:
     found: dict[str, list[float]] = {kind: [0.0, 0] for kind in (*KINDS, "other")}
     for event in profiler.key_averages():
         is_kernel = event.device_type == torch.autograd.DeviceType.CUDA
-        if is_kernel != on_device or event.key.startswith("ProfilerStep"):
+        # On a device a range such as Optimizer.step spans kernels that are events of their own.
+        if is_kernel != on_device or (on_device and event.is_user_annotation):
             continue
         fits = (kind for kind, names in KINDS.items() if re.search(names, event.key, re.IGNORECASE))
         sums = found[next(fits, "other")]
