@@ -268,7 +268,8 @@ def on_device(run: Callable[[], Any], device: torch.device) -> dict[str, Any]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
         torch.cuda.synchronize()
-    events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    on_it = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    events = [e for e in on_it if not e.is_user_annotation]  # a range spans its kernels
     return {
         "peak_mib": (torch.cuda.max_memory_allocated() - before) / 2**20,
         "launches": len(events),

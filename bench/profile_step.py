@@ -50,7 +50,7 @@ PARTS = ("data", "forward", "method", "guard", "backward", "optimizer", "ema", "
 # Operators whose result depends on values, for which the host waits.
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique2")
 KINDS = {
-    "loss": r"row_kernel|tile_kernel|wide_kernel|scale_kernel|reduce_partials|softmax"
+    "loss": r"rows?_kernel|tile_kernel|wide_kernel|reduce_partials|softmax"
     r"|nll_loss|pseudo_label_cross",
     "batch norm": r"batch_?norm|bn_|\b(statistics|merge|apply|sums|gradient)_kernel",
     "convolution": r"conv|gemm|xmma|cutlass|cudnn|implicit|[dw]grad|fprop|addmm|::mm\b|::linear",
@@ -174,7 +174,8 @@ def by_kind(trainer: Trainer, steps: int) -> list[dict[str, Any]]:
     found: dict[str, list[float]] = {kind: [0.0, 0] for kind in (*KINDS, "other")}
     for event in profiler.key_averages():
         is_kernel = event.device_type == torch.autograd.DeviceType.CUDA
-        if is_kernel != on_device or event.key.startswith("ProfilerStep"):
+        # On a device a range such as Optimizer.step spans kernels that are events of their own.
+        if is_kernel != on_device or (on_device and event.is_user_annotation):
             continue
         fits = (kind for kind, names in KINDS.items() if re.search(names, event.key, re.IGNORECASE))
         sums = found[next(fits, "other")]

@@ -46,11 +46,11 @@ def plain(
 def is_plain_exact(x: Tensor) -> bool:
     """Whether torch's batch norm of x [N, C, ...] in training is as exact as its dtype allows."""
     return (
-        x.device.type != "cpu"
+        torch.compiler.is_compiling()  # first: the number of threads would break a traced graph
+        or x.device.type != "cpu"
         or x.dtype == torch.float64
         or x.is_contiguous()
         or x.numel() <= _ROWS * torch.get_num_threads() * x.shape[1]
-        or torch.compiler.is_compiling()
     )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -193,6 +194,14 @@ class LoaderSettings:
             strong_views=self.strong_views,
             world_size=self.world_size,
         )
+
+
+def sent(values: np.ndarray, device: torch.device) -> Tensor:
+    """The array as a tensor on the device, for which the host does not wait."""
+    tensor = torch.from_numpy(values)
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()  # from other memory a copy waits for all work before it
+    return tensor.to(device, non_blocking=True)
 
 
 class StepCounter:

@@ -20,7 +20,7 @@ import torch
 from pydantic import Field, Strict
 from torch import Tensor
 
-from simpro_fast.data.batch import Batch, LoaderSettings, StepCounter
+from simpro_fast.data.batch import Batch, LoaderSettings, StepCounter, sent
 from simpro_fast.data.datasets.base import ArrayDataset
 from simpro_fast.data.sampling.draws import (
     Order,
@@ -211,7 +211,7 @@ class FeatureLoader:
         self._settings, self._dataset, self._split = settings, dataset, split
         self._weak, self._strong = described.weak, described.strong
         targets = split.targets(dataset)
-        self._targets = torch.from_numpy(targets)
+        self._targets = targets
         self._orders: tuple[Order, Order] = (
             labeled_order(settings.data, targets, dataset.num_classes, settings.seed),
             ShuffledOrder(len(split.unlabeled), settings.seed, Stream.ORDER_UNLABELED),
@@ -231,14 +231,13 @@ class FeatureLoader:
         blocks = []
         for view in self._views(step, "labeled", layout.labeled)[: layout.labeled_views]:
             blocks.append(self._labeled_features(labeled, view))
-        rows = torch.from_numpy(self._split.unlabeled[unlabeled]).to(device)
+        rows = sent(self._split.unlabeled[unlabeled], device)
         for view in self._views(step, "unlabeled", layout.unlabeled):
             blocks.append(self._pool[rows, view])
         truth = self._dataset.unlabeled_truth(self._split.unlabeled[unlabeled])
-        positions = torch.from_numpy(labeled), torch.from_numpy(unlabeled)
-        labels = (self._targets[positions[0]], torch.from_numpy(truth), *positions)
+        labels = self._targets[labeled], truth, labeled, unlabeled
         views = torch.cat(blocks).to(settings.dtype)
-        return Batch(step, views, *(t.to(device, non_blocking=True) for t in labels))
+        return Batch(step, views, *(sent(array, device) for array in labels))
 
     def describe(self, step: int) -> dict[str, Any]:
         labeled, unlabeled = self._positions(step)
@@ -276,14 +275,14 @@ class FeatureLoader:
         first = below(words[:, 1], self._strong)
         for view in range(settings.layout.strong_views if lane else 1):
             found.append(1 + self._weak + (first + view) % self._strong)
-        return [torch.from_numpy(view).to(settings.device) for view in found]
+        return [sent(view, settings.device) for view in found]
 
     def _labeled_features(self, positions: np.ndarray, view: Tensor) -> Tensor:
-        rows = torch.from_numpy(self._split.labeled[positions]).to(view.device)
+        rows = sent(self._split.labeled[positions], view.device)
         own = len(self._split.own_labeled)
         if self._pool is self._images or own == len(self._split.labeled):
             return self._images[rows, view]
         # Unlabeled images that a method has labeled come from the other array.
-        joined = torch.from_numpy(positions >= own).to(view.device)
+        joined = sent(positions >= own, view.device)
         found = self._images[torch.where(joined, 0, rows), view]
         return torch.where(joined[:, None], self._pool[torch.where(joined, rows, 0), view], found)

@@ -14,6 +14,7 @@ from simpro_fast.data.splits.split import PseudoLabeled, Split
 from simpro_fast.methods import Change, Method
 from simpro_fast.methods.needs import Kind
 from simpro_fast.models import head_of
+from simpro_fast.training.engine.compile import compile_method
 from simpro_fast.training.setup import Setup, build_student
 from simpro_fast.training.step import Step
 
@@ -47,6 +48,7 @@ def begin_phase(
     """
     method = algorithm.method
     method.phase = phase
+    compile_method(method, setup.config)
     tools = PhaseNetwork(algorithm, setup, split, between)
     change = method.enter_phase(phase, tools) or Change()
     if change.fresh_network:

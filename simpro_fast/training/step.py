@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from simpro_fast.config.schema import TrainConfig
-from simpro_fast.data.batch import Batch
+from simpro_fast.data.batch import Batch, sent
 from simpro_fast.data.features import FeatureDataset
 from simpro_fast.data.sampling.draws import uniforms
 from simpro_fast.methods import Heads, Method, MethodOutput
@@ -329,12 +329,10 @@ def with_uniforms(batch: Batch, setup: Setup) -> Batch:
     drawn = []
     for kind, count in enumerate((layout.labeled, layout.unlabeled)):
         start = ranks.rank * count
-        values = torch.from_numpy(
-            uniforms(setup.config.seed, batch.step, kind, start=start, count=count, each=number)
+        values = uniforms(
+            setup.config.seed, batch.step, kind, start=start, count=count, each=number
         )
-        if ranks.device.type == "cuda":
-            values = values.pin_memory()
-        drawn.append(values.to(ranks.device, non_blocking=True))
+        drawn.append(sent(values, ranks.device))
     return replace(batch, uniform_labeled=drawn[0], uniform_unlabeled=drawn[1])
 
 

@@ -73,7 +73,9 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        # torch hands out 32 streams of a priority in turn, so that of usual priority a pipeline
+        # built later may get this one, and launch into a capture.
+        self._stream = torch.cuda.Stream(device, priority=-1)
         self.forget()
 
     def warm_up(self, function: Callable[[], Any]) -> Any:

@@ -272,14 +272,14 @@ class Trainer:
         if self.checkpoints.saved_step != self.step:
             self.save()  # what follows may look at every image, and can be stopped
         self.guard.settle()
+        if self.step_graph is not None:  # within a phase every step is the same, and no longer
+            self.step_graph.forget()
         self.state.split = begin_phase(
             self.algorithm, self.setup, split, phase, self.step, self._look_for_a_stop
         )
         if self.state.split is not split:  # images have joined the labeled ones
             self.loader.close()
             self._follow_split()
-        if self.step_graph is not None:  # within a phase every step is the same, and no longer
-            self.step_graph.forget()
 
     def _follow_split(self) -> None:
         """Draw from the split as it is now."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +66,30 @@ def test_steps_are_timed_without_a_wait_for_the_device(monkeypatch: pytest.Monke
     times = timed(lambda i: asked.append("step"), 4, torch.device("cuda"))
     assert times == [5.0] * 4
     assert asked == ["step"] * (WARM_UP + 4) + ["wait"]
+
+
+def test_time_by_kind_counts_every_kernel_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not again in a range that spans it."""
+    from profile_step import by_kind
+
+    names = {"scale_rows_kernel": 100.0, "multi_tensor_apply": 200.0, "Optimizer.step": 250.0}
+    events = [
+        SimpleNamespace(
+            key=key,
+            device_type=torch.autograd.DeviceType.CUDA,
+            self_device_time_total=us,
+            count=1,
+            is_user_annotation=key == "Optimizer.step",
+        )
+        for key, us in names.items()
+    ]
+    profiler = nullcontext(SimpleNamespace(key_averages=lambda: events))
+    monkeypatch.setattr(torch.profiler, "profile", lambda: profiler)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    ranks = SimpleNamespace(device=torch.device("cuda"))
+    trainer: Any = SimpleNamespace(train_step=int, setup=SimpleNamespace(ranks=ranks))
+    found = {row["part"]: row["ms"] for row in by_kind(trainer, 1) if row["ms"]}
+    assert found == {"kind: optimizer and average": 0.2, "kind: loss": 0.1}
 
 
 def test_the_kernel_bench_compares_and_times() -> None:

@@ -64,6 +64,15 @@ def device() -> torch.device:
     return torch.device("cuda" if HAS_CUDA else "cpu")
 
 
+@pytest.fixture(autouse=True)
+def kernels_run_on_the_device_alone(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test that does not ask for `device` meets no interpreter, as on a machine with a GPU."""
+    if "device" not in request.fixturenames:
+        monkeypatch.setattr(dispatch, "INTERPRETED", False)
+
+
 @pytest.fixture
 def runnable() -> bool:
     return RUNNABLE

@@ -260,7 +260,8 @@ def test_only_what_backward_needs_is_kept(device: torch.device) -> None:
     both = inputs((6, 8, 5, 5), torch.float32, device, residual=True)
     assert [saved_by(alone, slope, "triton") for slope in (0.1, 1.0)] == [1, 1]
     assert [saved_by(both, slope, "triton") for slope in (0.1, 1.0)] == [2, 1]
-    assert [saved_by(alone, slope, "eager") for slope in (0.1, 1.0)] == [2, 1]
+    if device.type == "cpu":  # elsewhere the twin is torch's operators, with buffers of their own
+        assert [saved_by(alone, slope, "eager") for slope in (0.1, 1.0)] == [2, 1]
 
 
 def test_a_second_derivative_is_refused(device: torch.device) -> None:
@@ -284,15 +285,17 @@ def test_a_second_derivative_is_refused(device: torch.device) -> None:
         ({"x": torch.zeros(1, 2), "impl": "triton"}, r"more than one value per channel.*\[1, 2\]"),
     ],
 )
-def test_wrong_arguments(change: dict[str, Any], message: str) -> None:
+def test_wrong_arguments(change: dict[str, Any], message: str, device: torch.device) -> None:
     arguments = {
         "x": torch.zeros(4, 2),
         "running_mean": torch.zeros(2),
         "running_var": torch.ones(2),
         "training": True,
+        **change,
     }
+    given = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in arguments.items()}
     with pytest.raises(ValueError, match=message):
-        batch_norm_act(**{**arguments, **change})
+        batch_norm_act(**given)
 
 
 @pytest.mark.gpu
@@ -314,16 +317,18 @@ def test_no_synchronisation_and_no_compilation_for_another_batch() -> None:
     assert plans.kept_launcher.cache_info().currsize == kept
 
 
-def test_more_blocks_of_channels_than_counters_at_hand() -> None:
+def test_more_blocks_of_channels_than_counters_at_hand(device: torch.device) -> None:
     """C = 2,208 has 69 blocks of 32: each has a counter of its own."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 2208, 2, 2, generator=generator).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 2208, 2, 2, generator=generator).to(device)
+    x = x.to(memory_format=torch.channels_last)
     found = []
     for impl in ("triton", "eager"):
         inputs = x.clone(memory_format=torch.preserve_format).requires_grad_()
-        mean, var, weight, bias = (torch.full((2208,), v) for v in (0.0, 1.0, 1.0, 0.0))
+        numbers = (torch.full((2208,), v, device=device) for v in (0.0, 1.0, 1.0, 0.0))
+        mean, var, weight, bias = numbers
         y = batch_norm_act(inputs, mean, var, weight, bias, training=True, impl=impl)
-        y.square().mul(torch.arange(2208.0).view(-1, 1, 1)).mean().backward()
+        y.square().mul(torch.arange(2208.0, device=device).view(-1, 1, 1)).mean().backward()
         found.append((y.detach(), mean, var, inputs.grad))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -68,8 +68,8 @@ def test_strides_do_not_matter(
     dtype: torch.dtype,
     layouts: tuple[str, str],
     hard: bool,
+    device: torch.device,
 ) -> None:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator().manual_seed(num_images * 41 + num_classes)
     weak = (3 * torch.randn(num_images, num_classes, generator=generator)).to(device, dtype)
     strong = torch.randn(num_views * num_images, num_classes, generator=generator)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ from simpro_fast.cli.entry import run as run_verb
 from simpro_fast.config import Config
 from simpro_fast.config.schema import ModelConfig
 from simpro_fast.data.datasets.registry import load_dataset
+from simpro_fast.data.loader import build_loader
 from simpro_fast.distributed.process_group import start_ranks
 from simpro_fast.models import build_model, head_of, load_pretrained
 from simpro_fast.training import embed as module
 from simpro_fast.training.embed import embed
 from simpro_fast.training.out_of_fold import fold_of
+from simpro_fast.training.setup import build_run_loader
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.errors import ConfigError, UserError
 from tests.data.image_folders import cut, tidy
@@ -350,6 +353,30 @@ def test_views_of_an_image_differ_and_are_drawn_evenly(of_backbone: MakeConfig) 
     trainer.close()
     assert (seen[0, 1:3] > 320).all() and seen[0].sum() == seen[0, 1:3].sum()
     assert (seen[1:, 3:] > 140).all() and not seen[1:, :3].any()
+
+
+def test_a_batch_is_sent_without_waiting_for_the_device(
+    of_backbone: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(of_backbone(), start_ranks(of_backbone()), write=False)
+    setup, device = trainer.setup, torch.device("meta")
+    loader = build_run_loader(
+        replace(setup, ranks=replace(setup.ranks, device=device)),
+        trainer.state.split,
+        start_step=0,
+        make_loader=build_loader,
+    )
+    waits, send = [], Tensor.to
+
+    def to(tensor: Tensor, target: Any, **options: Any) -> Tensor:
+        if target == device and tensor.device != device:
+            waits.append(not options.get("non_blocking"))
+        return send(tensor, target, **options)
+
+    monkeypatch.setattr(Tensor, "to", to)
+    assert loader.next(0).views.device == device
+    trainer.close()
+    assert len(waits) > 6 and not any(waits)
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,22 @@ def test_scalars_keep_their_digits_beside_views_in_bfloat16() -> None:
 
 
 GPU = Ranks(0, 0, 1, 1, torch.device("cuda", 0))
+
+
+def test_no_pipeline_gets_the_stream_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many a run builds: torch's streams are 32 of each priority, in turn."""
+    taken = collections.Counter[int]()
+
+    def stream(device: torch.device, priority: int = 0) -> tuple[int, int]:
+        taken[priority] += 1
+        return priority, taken[priority] % 32
+
+    monkeypatch.setattr(torch.cuda, "Stream", stream)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", tuple)
+    own = vars(CudaRecorder(GPU.device))["_stream"]
+    assert own not in [torch.cuda.Stream(GPU.device) for _ in range(100)]
+
+
 PLAIN = {"distributed.engine": "plain"}
 
 

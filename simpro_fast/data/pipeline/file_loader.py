@@ -15,7 +15,7 @@ import torch
 
 from simpro_fast.data.augment.crops import crop_words, placed, random_crops
 from simpro_fast.data.augment.views import strong_table, weak_table
-from simpro_fast.data.batch import AugmentConfig, Batch, LoaderSettings, StepCounter
+from simpro_fast.data.batch import AugmentConfig, Batch, LoaderSettings, StepCounter, sent
 from simpro_fast.data.datasets.image_list import ImageListDataset
 from simpro_fast.data.files.decode import (
     CHANGED,
@@ -136,11 +136,8 @@ class FileLoader:
         views = torch.cat(parts).permute(0, 3, 1, 2)
         labeled, unlabeled = np.split(prepared.positions, [b])
         truth = self._dataset.labels[self._split.unlabeled[unlabeled]]
-        sent = [
-            torch.from_numpy(array).to(self._device, non_blocking=True)
-            for array in (self._targets[labeled], truth, labeled, unlabeled)
-        ]
-        return Batch(step, views, *sent)
+        labels = self._targets[labeled], truth, labeled, unlabeled
+        return Batch(step, views, *(sent(array, self._device) for array in labels))
 
     def describe(self, step: int) -> dict[str, Any]:
         draws = self._draws(step)

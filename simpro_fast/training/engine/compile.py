@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,10 +49,22 @@ def compile_network(network: nn.Module, config: Config, ranks: Ranks) -> None:
         require_compiler(f"train.compile={mode}", "train.compile=none", ranks.device)
         # The whole step is captured (step_graph.py), so torch makes no graphs of its own.
         torch_mode = "max-autotune-no-cudagraphs" if mode == "max-autotune" else None
-        network.compile(dynamic=False, mode=torch_mode)
+        _compile(network, mode=torch_mode)
 
 
 def compile_method(method: nn.Module, config: Config) -> None:
-    """Compile losses, pseudo-labels and counts into one graph with the loss kernels inside."""
+    """Compile losses, pseudo-labels and counts into one graph with the loss kernels inside.
+
+    Again before each phase, of which `forward` may read the number.
+    """
     if config.train.compile != "none":
-        method.compile(dynamic=False, fullgraph=True)
+        _compile(method, fullgraph=True)
+
+
+def _compile(module: nn.Module, **options: Any) -> None:
+    # torch keeps eight versions of a function, for all objects of its class: those of earlier
+    # phases, and of earlier runs in this process, must not count.
+    code = getattr(module.forward, "__code__", None)
+    if code is not None:
+        torch._dynamo.reset_code(code)
+    module.compile(dynamic=False, **options)

@@ -124,12 +124,17 @@ class _FirstStepLayouts:
             return
         for group in optimizer.param_groups:
             for weight in group["params"]:
-                if weight.grad is not None and weight.grad.stride() != weight.stride():
+                if weight.grad is not None and _steps(weight.grad) != _steps(weight):
                     raise RuntimeError(
                         f"the gradient of a weight {list(weight.shape)} has strides "
                         f"{weight.grad.stride()}, the weight {weight.stride()}"
                     )
         self._checked = True
+
+
+def _steps(tensor: Tensor) -> list[int]:
+    """Strides, short of those over one element, which lead nowhere and which autograd leaves."""
+    return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
 def set_learning_rate(groups: Iterable[dict[str, Any]], lr: float | Tensor) -> None:

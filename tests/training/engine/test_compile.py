@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable
 from typing import Any
@@ -69,10 +70,37 @@ def test_compiled_steps_are_the_eager_ones(tiny: MakeConfig, changes: dict[str, 
     torch.testing.assert_close(found["unlabeled_mass"], priors["unlabeled_mass"], rtol=1e-3, atol=0)
 
 
+@needs_compiler
+def test_many_phases_and_runs_in_one_process_compile(
+    tiny: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch keeps so many versions of a function: it refuses another one of what must be one graph,
+    and leaves others uncompiled."""
+    graphs: list[Any] = []
+    compile_module = torch.nn.Module.compile
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", functools.partialmethod(compile_module, backend=backend)
+    )
+    with torch._dynamo.config.patch(recompile_limit=2):
+        phases = {"method.name": "crest_plus", "method.generations": 4, "train.period": 1}
+        steps(tiny({**phases, "train.compile": "default"}), 4)
+        graphs.clear()
+        for run in range(4):
+            own = {"methods.simpro.tau": 1.0 + run, "model.bn_momentum": 0.1 + 0.01 * run}
+            steps(tiny({**own, "train.compile": "default"}), 1)
+    assert len(graphs) == 2 * 4  # network and method
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("changes", FORWARD)
 def test_cuda_graphs_give_the_eager_steps(tiny: MakeConfig, changes: dict[str, Any]) -> None:
-    changes = {**changes, "device": "cuda", "model.activation": "silu"}
+    exact = {"train.tf32": False, "train.cudnn_benchmark": False}
+    changes = {**changes, **exact, "device": "cuda", "model.activation": "silu"}
     eager, _ = steps(tiny(changes), 6)
     graphs, _ = steps(tiny({**changes, "train.compile": "cuda-graphs"}), 6)
     assert graphs == pytest.approx(eager, rel=1e-3)

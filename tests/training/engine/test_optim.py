@@ -213,6 +213,10 @@ def test_step_follows_the_layout_of_the_weights(name):
     model.weight.grad = weights.clone()
     with pytest.raises(RuntimeError, match=r"strides \(27, 9, 3, 1\)"):
         build_optimizer(optim, model).step()
+    pointwise = nn.Conv2d(3, 4, 1).to(memory_format=torch.channels_last)
+    pointwise.weight.grad = torch.ones(4, 3, 1, 1)
+    assert pointwise.weight.grad.stride() != pointwise.weight.stride()  # of one element each
+    build_optimizer(optim, pointwise).step()
 
 
 def test_optimizer_settings():
