@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 import triton
-from simpro_kernels.launch import Launcher, Plan, choose_plan, resident
+from simpro_kernels.launch import REGISTERS, Launcher, Plan, choose_plan, resident
 from simpro_kernels.pseudo_label_cross_entropy import triton_rows, triton_tiles, triton_wide
 from simpro_kernels.tl_utils import round_up
 
@@ -102,8 +102,11 @@ def _tiles(problem: Problem) -> list[Plan]:
     """One warp; 256 elements of a tile are 8 in a lane."""
     sizes = [max(1, min(32, elements // problem.block)) for elements in (256, 128, 512)]
     choices = [(rows, 8) for rows in dict.fromkeys(sizes)] + [(sizes[0], 4), (sizes[0], 16)]
-    # Left alone, ptxas spills a value or two to reach an occupancy that eight warps do not need.
-    return [Plan(1, 255, programs, {"ROWS": rows}) for rows, programs in choices]
+    # Left alone, ptxas spills a value or two to reach an occupancy that so few warps do not need.
+    return [
+        Plan(1, min(255, REGISTERS // (32 * programs)), programs, {"ROWS": rows})
+        for rows, programs in choices
+    ]
 
 
 def _rows(problem: Problem) -> list[Plan]:

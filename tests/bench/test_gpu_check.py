@@ -53,6 +53,7 @@ def rows_of(command: str, folder: Path) -> Iterator[Row]:
         for shape, dtype in itertools.product(shapes_of(options["--shape"]), DTYPES):
             assert shape in OPERATIONS[op].device_shapes + OPERATIONS[op].tuned_shapes
             first, *others = shape
+            suffix = ", spare" if op == "pseudo_label_cross_entropy" and len(shape) == 3 else ""
             size = {"rows": str(first), "classes": str(others[0] if others else 0)}
             if op == "batch_norm_act":
                 size["rows"] = str(first * others[1] ** 2)
@@ -63,7 +64,7 @@ def rows_of(command: str, folder: Path) -> Iterator[Row]:
             ):
                 yield {"file": f"kernel_{op}.csv", "dtype": dtype, **size} | {
                     "provider": provider,
-                    "mode": mode,
+                    "mode": mode + suffix,
                 }
     elif program == "bench/end_to_end.py":
         recipe = options["--recipe"]
