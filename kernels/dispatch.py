@@ -78,9 +78,13 @@ def is_traced(*tensors: Tensor) -> bool:
     )
 
 
-@functools.cache
 def compiled(twin: Callable[..., Any]) -> Callable[..., Any]:
-    """The eager twin through torch.compile, built at its first call."""
+    """The eager twin through torch.compile; itself where the caller is being compiled."""
+    return twin if torch.compiler.is_compiling() else _compiled(twin)
+
+
+@functools.cache
+def _compiled(twin: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(twin)
 
 
