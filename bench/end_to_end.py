@@ -36,7 +36,7 @@ from simpro_fast.data.batch import Batch, Loader, LoaderSettings
 from simpro_fast.data.loader import build_loader, resolve_augment
 from simpro_fast.data.pipeline.synthetic_loader import SyntheticLoader
 from simpro_fast.distributed.environment import check_launch
-from simpro_fast.distributed.process_group import Ranks, start_ranks, stop_ranks
+from simpro_fast.distributed.process_group import Ranks, choose_algorithms, start_ranks, stop_ranks
 from simpro_fast.training.trainer import Trainer
 from simpro_fast.utils.errors import UserError
 from simpro_fast.utils.machine import cpu_cores
@@ -143,7 +143,7 @@ def same_mathematics(config: Config, ranks: Ranks, steps: int = 3) -> None:
     exact = config.model_copy(
         update={part: getattr(config, part).model_copy(update=to) for part, to in changes.items()}
     )
-    start_ranks(exact)  # without TF32, whose roundings differ where the order of a sum does
+    choose_algorithms(exact)  # without TF32, whose roundings differ where the order of a sum does
     trainer = Trainer(
         exact,
         ranks,
@@ -184,7 +184,7 @@ def same_mathematics(config: Config, ranks: Ranks, steps: int = 3) -> None:
                     f"{tolerances:.1f} times the tolerance; nothing is timed"
                 )
     trainer.close()
-    start_ranks(config)
+    choose_algorithms(config)
     print(f"same losses, weights and priors from the same batches for {steps} steps", flush=True)
 
 

@@ -56,6 +56,10 @@ class Problem(Protocol):
         ...
 
 
+def round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
 def resident(warps: int, registers: int) -> int:
     """Programs that fit on a multiprocessor by registers and warps."""
     return max(1, min(REGISTERS // (32 * registers), MAX_WARPS // 2) // warps)
@@ -171,7 +175,7 @@ def arrivals(device: torch.device, blocks: int = 1) -> Tensor:
     its own, zeroed by the graph, as its replays may run beside other work: a node of the graph for
     each launch, or one for all of them with :func:`shared_arrivals`.
     """
-    size = -(-blocks // _COUNTERS) * _COUNTERS
+    size = round_up(blocks, _COUNTERS)
     if device.type != "cuda":
         return torch.zeros(size, dtype=torch.int32)
     if torch.cuda.is_current_stream_capturing():

@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from simpro_kernels.dispatch import INTERPRETED
-from simpro_kernels.launch import Launcher, Plan
+from simpro_kernels.launch import Launcher, Plan, round_up
 from torch import Tensor
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -75,10 +75,6 @@ def _has_spare(rows: Tensor) -> bool:
     return stride >= width and bool(end * rows.element_size() <= rows.untyped_storage().nbytes())
 
 
-def round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
-
-
 @triton.jit
 def row_pointers(base, row, stride, cols, ALIGN: tl.constexpr):
     """[cols] of one row; rows start at multiples of ALIGN elements."""
@@ -113,9 +109,9 @@ def load_tile(
 
 
 @triton.jit
-def within(values, in_row, K: tl.constexpr, WIDTH: tl.constexpr):
+def within(values, in_row, K: tl.constexpr, WIDTH: tl.constexpr, FREE: tl.constexpr = False):
     """Float32 values of a row's first WIDTH elements, with -inf for those that are no classes."""
-    return values if WIDTH == K else tl.where(in_row, values, NEG)
+    return values if FREE or WIDTH == K else tl.where(in_row, values, NEG)
 
 
 @triton.jit

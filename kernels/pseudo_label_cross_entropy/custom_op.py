@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from simpro_kernels.dispatch import is_traced
 from simpro_kernels.gradient import hand_over
+from simpro_kernels.launch import round_up
 from simpro_kernels.pseudo_label_cross_entropy.launch import launch, scales
-from simpro_kernels.tl_utils import MAX_ALIGN, round_up
+from simpro_kernels.tl_utils import MAX_ALIGN
 from torch import Tensor
 
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import torch
 import triton
-from simpro_kernels.launch import REGISTERS, Launcher, Plan, choose_plan, resident
+from simpro_kernels.launch import REGISTERS, Launcher, Plan, choose_plan, resident, round_up
 from simpro_kernels.pseudo_label_cross_entropy import triton_rows, triton_tiles, triton_wide
-from simpro_kernels.tl_utils import round_up
 
 OP = "pseudo_label_cross_entropy"
 MAX_TILE = 128

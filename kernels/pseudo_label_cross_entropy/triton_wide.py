@@ -54,7 +54,7 @@ def adjusted(
 ):  # fmt: skip
     """Logits as they are in memory, in float32 and with the prior; -inf beyond the row."""
     values = row.to(tl.float32) + load_prior(prior_ptr, cols, cols < K, HAS_PRIOR, ALIGN, FREE)
-    return values if FREE else within(values, cols < K, K, WIDTH)
+    return within(values, cols < K, K, WIDTH, FREE)
 
 
 @triton.jit
@@ -117,9 +117,7 @@ def strong_block(
     prior = load_prior(prior_strong_ptr, cols, in_row, HAS_PRIOR_STRONG, ALIGN, FREE)
     new_tops, new_sums, new_gains = (), (), ()
     for view in tl.static_range(V):
-        strong = views[view].to(tl.float32) + prior
-        if not FREE:
-            strong = within(strong, in_row, K, WIDTH)
+        strong = within(views[view].to(tl.float32) + prior, in_row, K, WIDTH, FREE)
         top, total, exponent, move = online_step(
             tops[view], sums[view], strong, BLOCK, CHUNKS, LANES
         )
@@ -173,9 +171,7 @@ def grad_block(
     for view in tl.static_range(V):
         at = image + view * N
         strong = load_row(strong_ptr, at, stride_strong, cols, in_memory, ALIGN, FREE)
-        strong = strong.to(tl.float32) + prior
-        if not FREE:
-            strong = within(strong, in_row, K, WIDTH)
+        strong = within(strong.to(tl.float32) + prior, in_row, K, WIDTH, FREE)
         grad = tl.exp2(exponent_of(strong, shifts[view])) * factors[view] - target
         store_row(grad_ptr, at, stride_grad, cols, grad, in_memory, ALIGN, FREE)
 

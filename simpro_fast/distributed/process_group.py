@@ -126,7 +126,7 @@ def start_ranks(config: Config) -> Ranks:
     device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     if use_cuda:
         torch.cuda.set_device(device)
-        _choose_algorithms(config)
+        choose_algorithms(config)
     else:
         reuse_freed_memory()
     # Equal thread counts make repeats and resumes bit-equal; torchrun and deepspeed differ here.
@@ -142,7 +142,7 @@ def start_ranks(config: Config) -> Ranks:
     return ranks
 
 
-def _choose_algorithms(config: Config) -> None:
+def choose_algorithms(config: Config) -> None:
     """How cuDNN and cuBLAS compute, as `train.cudnn_benchmark` and `train.tf32` say."""
     static = config.train.strong_forward == "all" or config.train.compile != "none"
     torch.backends.cudnn.benchmark = config.train.cudnn_benchmark and static

@@ -9,7 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simpro_kernels import adjusted_cross_entropy, pseudo_label_cross_entropy
-from simpro_kernels.tl_utils import alignment, round_up, rows_of
+from simpro_kernels.launch import round_up
+from simpro_kernels.tl_utils import alignment, rows_of
 from torch import Tensor
 
 LAYOUTS = ("contiguous", "row slice", "column slice", "every other row", "transposed", "spare")
